@@ -1,0 +1,108 @@
+"""How every benchmark here measures, and how it keeps what it measured."""
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import loader
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Timer:
+    """Medians in microseconds of contenders that take turns, with cold caches.
+
+    On a GPU the L2 cache is overwritten before each call. That also keeps work queued ahead, so
+    that what gets timed is the GPU and not the host that launches.
+    """
+
+    def __init__(self, device: str, repeats: int):
+        self.device, self.repeats = torch.device(device), repeats
+        size = 1 << 30 if self.device.type == "cuda" else 1 << 26
+        self._flush = torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def __call__(self, contenders: dict[str, Callable]) -> dict[str, dict[str, float]]:
+        """Median, 10th and 90th percentile of each contender."""
+        for run in contenders.values():
+            for _ in range(3):
+                run()
+        samples = {name: [] for name in contenders}
+        once = self._cuda if self.device.type == "cuda" else self._cpu
+        for _ in range(self.repeats):
+            for name, run in contenders.items():
+                samples[name].append(once(run))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            samples = {name: [1e3 * a.elapsed_time(b) for a, b in pairs] for name, pairs in samples.items()}
+        return {name: _summary(values) for name, values in samples.items()}
+
+    def _cuda(self, run: Callable):
+        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._flush.zero_()
+        events[0].record()
+        run()
+        events[1].record()
+        return events
+
+    def _cpu(self, run: Callable) -> float:
+        self._flush.zero_()
+        start = time.perf_counter()
+        run()
+        return 1e6 * (time.perf_counter() - start)
+
+    def copy_bandwidth(self) -> float:
+        """Bytes read and written per microsecond by `y.copy_(x)` on a large tensor: the limit."""
+        size = 1 << 31 if self.device.type == "cuda" else 1 << 28
+        x = torch.ones(size, dtype=torch.uint8, device=self.device)
+        y = torch.empty_like(x)
+        return 2 * size / self({"copy": lambda: y.copy_(x)})["copy"]["median"]
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=10, method="inclusive")
+    return {"median": statistics.median(values), "p10": cuts[0], "p90": cuts[-1]}
+
+
+def circumstances(device: str, operators: list[str]) -> dict:
+    """What a figure needs beside it: the device, versions and keys of the sources measured."""
+    facts = {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "sources": {name: source_key(name) for name in operators},
+    }
+    if device == "cuda":
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def source_key(operator: str) -> str:
+    """Digest of an operator's C++ and CUDA sources and the headers they reach."""
+    import hashlib
+
+    from loader.jit.units import Sources
+
+    unit, sources = loader._operators[operator], Sources(loader._root)
+    files = {path: digest for source in unit.sources for path, digest in sources.closure(source).items()}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def keep(name: str, device: str, facts: dict, rows: list[dict], folder: Path | None = None) -> Path:
+    """Write the results as `results/<name>_<device>.json`."""
+    path = (folder or RESULTS) / f"{name}_{device}.json"
+    path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    return path

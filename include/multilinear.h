@@ -1,0 +1,68 @@
+// Interpolation inside a cell of 2^D corners, linear along each axis: what trilinear_interpolation
+// (D = 3) and bilinear_interpolation (D = 2) share, on the CPU and in CUDA.
+//   out[n, f] = sum_k weight_k(points[n]) * feats[n, k, f]
+//   weight_k  = product over the axes of t or 1 - t, with t = (x + 1) / 2
+#pragma once
+#include "common.h"
+
+struct MultilinearParams {
+    const void* feats;     // (N, 2^D, F); null where only grad_feats is asked for
+    const void* points;    // (N, D), position in the cell, each in [-1, 1]
+    const void* grad_out;  // (N, F); backward only
+    void* out;             // (N, F); forward only, contiguous, every element is written
+    void* grad_feats;      // (N, 2^D, F), contiguous, or null where not asked for
+    void* grad_points;     // (N, D), contiguous, or null where not asked for
+    int64_t N, F;
+    int64_t feats_stride[3], points_stride[2], grad_out_stride[2];  // in elements
+    DType dtype, points_dtype;  // of feats, grad_out and out; of points
+};
+
+/// Reads element `i` of a buffer whose type is known at run time only, as A.
+template <typename A>
+HD inline A load_as(DType dtype, const void* data, int64_t i) {
+    switch (dtype) {
+        case DType::kFloat: return A(static_cast<const float*>(data)[i]);
+        case DType::kDouble: return A(static_cast<const double*>(data)[i]);
+        case DType::kHalf: return A(load(static_cast<const Half*>(data)[i]));
+        default: return A(load(static_cast<const BFloat16*>(data)[i]));
+    }
+}
+
+template <typename A>
+HD inline void store_as(DType dtype, void* data, int64_t i, A x) {
+    switch (dtype) {
+        case DType::kFloat: static_cast<float*>(data)[i] = float(x); return;
+        case DType::kDouble: static_cast<double*>(data)[i] = double(x); return;
+        case DType::kHalf: static_cast<Half*>(data)[i] = store<Half>(float(x)); return;
+        default: static_cast<BFloat16*>(data)[i] = store<BFloat16>(float(x)); return;
+    }
+}
+
+/// Where a point lies along each axis of its cell: high[d] = (x_d + 1) / 2 and low[d] = 1 - high[d],
+/// each from x directly, so that neither loses digits where the other is small.
+template <typename Cell, typename A>
+struct Position {
+    A low[Cell::D], high[Cell::D];
+
+    HD Position(const MultilinearParams& p, int64_t n) {
+        for (int d = 0; d < Cell::D; ++d) {
+            const int64_t i = n * p.points_stride[0] + d * p.points_stride[1];
+            const A x = load_as<A>(p.points_dtype, p.points, i);
+            high[d] = (A(1) + x) / 2;
+            low[d] = (A(1) - x) / 2;
+        }
+    }
+    /// The share of corner k. A product per axis: a last weight as 1 - a - b - c would cancel.
+    HD A weight(int k) const {
+        A w = 1;
+        for (int d = 0; d < Cell::D; ++d) w *= k >> Cell::bit(d) & 1 ? high[d] : low[d];
+        return w;
+    }
+    /// The derivative of corner k's share by coordinate `axis` of the point.
+    HD A slope(int k, int axis) const {
+        A w = k >> Cell::bit(axis) & 1 ? A(0.5) : A(-0.5);
+        for (int d = 0; d < Cell::D; ++d)
+            if (d != axis) w *= k >> Cell::bit(d) & 1 ? high[d] : low[d];
+        return w;
+    }
+};

@@ -1,0 +1,111 @@
+// The torch side of trilinear_interpolation and bilinear_interpolation: checks, allocation, launch.
+// `Op` is a Cell (multilinear.h) that also names the operator and its launchers; see ops/.
+#pragma once
+#include <tuple>
+
+#include "glue.h"
+#include "multilinear.h"
+
+/// Points [begin, end) to a thread: enough work to be worth handing over.
+inline int64_t points_grain(int corners, int64_t F) { return 1 + 16384 / (corners * (F + 4)); }
+
+template <typename Op>
+void check_points(const Tensor& points) {
+    check_tensor(Op::name, "points", points);
+    if (points.dim() != 2 || points.size(1) != Op::D)
+        raise(Op::name, "points must be (N, " + std::to_string(Op::D) + "), got " + shape_text(points));
+}
+
+template <typename Op>
+void check_feats(const Tensor& feats, const Tensor& points) {
+    constexpr int K = 1 << Op::D;
+    check_tensor(Op::name, "feats", feats);
+    if (feats.dim() != 3 || feats.size(1) != K)
+        raise(Op::name, "feats must be (N, " + std::to_string(K) + ", F), got " + shape_text(feats) +
+                            "; stack the corners of a cell along dimension 1, " + Op::corner_order);
+    check_points<Op>(points);
+    if (feats.size(0) != points.size(0))
+        raise(Op::name, "feats (N, " + std::to_string(K) + ", F) and points (N, " +
+                            std::to_string(Op::D) + ") must have the same N, got " +
+                            shape_text(feats) + " and " + shape_text(points));
+    check_same_device(Op::name, "feats", feats, "points", points);
+}
+
+template <typename Op>
+MultilinearParams points_params(const Tensor& points) {
+    MultilinearParams p{};
+    p.points = points.data_ptr();
+    p.points_dtype = dtype_of(Op::name, "points", points);
+    p.N = points.size(0);
+    for (int d = 0; d < 2; ++d) p.points_stride[d] = points.stride(d);
+    return p;
+}
+
+inline void set_feats(MultilinearParams& p, const Tensor& feats) {
+    p.feats = feats.data_ptr();
+    for (int d = 0; d < 3; ++d) p.feats_stride[d] = feats.stride(d);
+}
+
+template <typename Op>
+Tensor multilinear(const Tensor& feats, const Tensor& points) {
+    check_feats<Op>(feats, points);
+    MultilinearParams p = points_params<Op>(points);
+    p.dtype = dtype_of(Op::name, "feats", feats);
+    p.F = feats.size(2);
+    Tensor out = torch::stable::new_empty(feats, {p.N, p.F});
+    if (out.numel() == 0) return out;
+    set_feats(p, feats);
+    p.out = out.data_ptr();
+    launch(Op::name, out, p, p.N, points_grain(1 << Op::D, p.F), Op::on_cpu, Op::on_cuda);
+    return out;
+}
+
+/// (grad_feats, grad_points); what is not asked for comes back empty. `feats` is needed for
+/// grad_points alone: without it a training step does not have to keep it alive.
+template <typename Op>
+std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::optional<Tensor> feats,
+                                                const Tensor& points, bool need_feats,
+                                                bool need_points) {
+    constexpr int K = 1 << Op::D;
+    if (feats)
+        check_feats<Op>(*feats, points);
+    else
+        check_points<Op>(points);
+    if (need_points && !feats) raise(Op::name, "the gradient to points needs feats, got None");
+    check_tensor(Op::name, "grad_out", grad_out);
+    const int64_t N = points.size(0), F = feats ? feats->size(2) : grad_out.dim() == 2 ? grad_out.size(1) : -1;
+    if (grad_out.dim() != 2 || grad_out.size(0) != N || grad_out.size(1) != F)
+        raise(Op::name, "grad_out must be (N, F) = (" + std::to_string(N) + ", " +
+                            (F < 0 ? "F" : std::to_string(F)) + "), got " + shape_text(grad_out));
+    check_same_device(Op::name, "points", points, "grad_out", grad_out);
+    MultilinearParams p = points_params<Op>(points);
+    p.dtype = dtype_of(Op::name, "grad_out", grad_out);
+    if (feats && feats->scalar_type() != grad_out.scalar_type())
+        raise(Op::name, "grad_out must have the dtype of feats, " + dtype_text(*feats) + ", got " +
+                            dtype_text(grad_out));
+    p.F = F;
+    Tensor grad_feats = torch::stable::new_empty(grad_out, need_feats ? std::vector<int64_t>{N, K, F}
+                                                                     : std::vector<int64_t>{0});
+    Tensor grad_points = torch::stable::new_empty(points, need_points ? std::vector<int64_t>{N, Op::D}
+                                                                     : std::vector<int64_t>{0});
+    if (grad_feats.numel() + grad_points.numel() > 0) {
+        if (need_points) set_feats(p, *feats);
+        p.grad_out = grad_out.data_ptr();
+        for (int d = 0; d < 2; ++d) p.grad_out_stride[d] = grad_out.stride(d);
+        p.grad_feats = need_feats ? grad_feats.data_ptr() : nullptr;
+        p.grad_points = need_points ? grad_points.data_ptr() : nullptr;
+        launch(Op::name, points, p, N, points_grain(K, F), Op::on_cpu, Op::on_cuda);
+    }
+    return {grad_feats, grad_points};
+}
+
+#define OCTET_MULTILINEAR(X, Op)                                                                  \
+    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {                                                     \
+        m.def(#X "(Tensor feats, Tensor points) -> Tensor");                                      \
+        m.def(#X "_backward(Tensor grad_out, Tensor? feats, Tensor points, bool need_feats, "     \
+                 "bool need_points) -> (Tensor grad_feats, Tensor grad_points)");                 \
+    }                                                                                             \
+    STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                              \
+        m.impl(#X, TORCH_BOX(&multilinear<Op>));                                                  \
+        m.impl(#X "_backward", TORCH_BOX(&multilinear_backward<Op>));                             \
+    }

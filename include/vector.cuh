@@ -1,0 +1,47 @@
+// Loads and stores of several neighbouring elements at once, for CUDA kernels.
+#pragma once
+#include "common.h"
+
+/// V neighbouring elements, moved between memory and registers as one word of up to 16 bytes.
+template <typename T, int V>
+struct alignas(sizeof(T) * V) Vector {
+    T at[V];
+};
+
+template <int Bytes>
+struct Word;
+template <>
+struct Word<16> {
+    using type = uint4;
+};
+template <>
+struct Word<8> {
+    using type = uint2;
+};
+template <>
+struct Word<4> {
+    using type = unsigned;
+};
+template <>
+struct Word<2> {
+    using type = unsigned short;
+};
+
+/// Data that is used once is read and written as "streaming", so that it does not push out of the
+/// cache what is used again.
+template <typename T, int V>
+__device__ inline Vector<T, V> load_streaming(const T* from) {
+    using W = typename Word<sizeof(T) * V>::type;
+    return bit_copy<Vector<T, V>>(__ldcs(reinterpret_cast<const W*>(from)));
+}
+template <typename T, int V>
+__device__ inline void store_streaming(T* to, Vector<T, V> x) {
+    using W = typename Word<sizeof(T) * V>::type;
+    __stcs(reinterpret_cast<W*>(to), bit_copy<W>(x));
+}
+
+/// Null, or the text of the error that the launch before it left.
+inline const char* launch_error() {
+    const cudaError_t error = cudaGetLastError();
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}

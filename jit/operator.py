@@ -1,0 +1,109 @@
+"""The Python side that every operator shares: loading, derivatives, argument types."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import loader
+
+
+def library(name: str):
+    """Load operator `name`; its registered form, `torch.ops.octet.<name>.default`."""
+    loader._load(name)
+    return registered(name)
+
+
+def registered(name: str):
+    """`torch.ops.octet.<name>.default`, its library being loaded."""
+    return torch._ops._OpNamespace.__getattr__(torch.ops.octet, name).default
+
+
+def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
+    """Give a registered operator its derivative; the quick way to call it.
+
+    `setup_context(ctx, inputs, output)` and `backward(ctx, *grads)` are as in torch.autograd.Function
+    and serve both ways in: `torch.ops.octet.X`, also under torch.compile and torch.export, by
+    torch.library.register_autograd; and the function returned, which is three times as quick in
+    eager mode and which torch.func can transform (torch 2.11 cannot transform the former).
+    """
+    torch.library.register_autograd(op, backward, setup_context=setup_context)
+    below_autograd, any_requires_grad = torch._C._AutoDispatchBelowAutograd, torch._C._any_requires_grad
+
+    def forward(*args):
+        with below_autograd():
+            return op(*args)
+
+    formula = type(
+        f"{op.name().split('::')[1]}_formula",
+        (torch.autograd.Function,),
+        {
+            "forward": staticmethod(forward),
+            "setup_context": staticmethod(setup_context),
+            "backward": staticmethod(backward),
+            "generate_vmap_rule": True,
+        },
+    )
+
+    def call(*args):
+        if torch.compiler.is_compiling():
+            return op(*args)
+        if torch.is_grad_enabled() and any_requires_grad(*args):
+            return formula.apply(*args)
+        with below_autograd():
+            return op(*args)
+
+    return call
+
+
+def check_tensors(op: str, **arguments) -> None:
+    """TypeError for the first argument that is no tensor."""
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}{_cure(value)}")
+
+
+def check_fake(op: str, **arguments: Tensor) -> None:
+    """What a fake kernel has to refuse, as the real one does: no data, or two devices."""
+    (first, reference), *_ = arguments.items()
+    for name, value in arguments.items():
+        if value.device.type == "meta":
+            raise RuntimeError(
+                f"{op}: {name} is on the meta device, which holds no data; make it on the CPU or a CUDA "
+                "device (for shapes alone there is torch.compile, or FakeTensorMode)"
+            )
+        if value.device != reference.device:
+            raise RuntimeError(
+                f"{op}: {name} must be on the device of {first}, {reference.device}, got {value.device}; "
+                "move one of them with .to()"
+            )
+
+
+def _cure(value) -> str:
+    if type(value).__module__ == "numpy":
+        return "; convert it with torch.from_numpy()"
+    return "; convert it with torch.tensor()" if isinstance(value, (list, tuple, int, float)) else ""
+
+
+def batched(op, flatten: bool) -> None:
+    """Let torch.vmap run `op` once over the whole batch, instead of once for each member.
+
+    `flatten` joins the batch with the first dimension, for operators on N independent points;
+    without it the operator takes any number of dimensions.
+    """
+
+    def rule(info, in_dims, *args):
+        def whole(x, dim):
+            if not isinstance(x, Tensor):
+                return x
+            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1) if flatten else x
+
+        out = op(*(whole(x, dim) for x, dim in zip(args, in_dims, strict=True)))
+
+        def split(x):
+            return x.unflatten(0, (info.batch_size, len(x) // info.batch_size)) if flatten else x
+
+        return (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)
+
+    torch.library.register_vmap(op, rule)

@@ -1,0 +1,157 @@
+"""What compiles, and for which machine, found without running anything: a warm import stays fast."""
+
+import ctypes
+import glob
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from functools import cache
+
+from . import settings
+
+# What changes a compiler's output beside its command line.
+_ENVIRONMENT = (
+    "CC CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX "
+    "NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS NVCC_CCBIN PYTORCH_NVCC"
+).split()
+
+# torch's flags turn off the 16-bit types' operators and conversions; kernels may want them.
+_UNDEFINE = [
+    f"-U__CUDA_NO_{name}__"
+    for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
+]
+CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
+CUDA_FLAGS = ["-O3", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Everything but the sources that a build depends on. `cxx` and `nvcc` are None where missing."""
+
+    cxx: str | None  # identity: resolved path, size and time of change
+    nvcc: str | None
+    cuda_home: str | None
+    architectures: str  # as TORCH_CUDA_ARCH_LIST has them, e.g. "8.0;9.0"; "" builds for the CPU only
+    cpu: str  # digest of the CPU's features where code is made for this CPU, else ""
+    torch: str
+    cflags: tuple[str, ...]
+    cuda_flags: tuple[str, ...]
+    environment: tuple[str, ...]
+
+    def identity(self) -> dict:
+        """What enters a build's key, by name."""
+        facts = asdict(self)
+        del facts["cuda_home"]  # nvcc's identity has the path
+        if not self.architectures:
+            del facts["nvcc"], facts["cuda_flags"]
+        return facts
+
+
+@cache
+def current() -> Toolchain:
+    """The toolchain of this process, as its environment was at the first call."""
+    import torch
+
+    cuda_home = _cuda_home() if torch.version.cuda else None
+    nvcc = os.environ.get("PYTORCH_NVCC") or (os.path.join(cuda_home, "bin", "nvcc") if cuda_home else None)
+    native = settings.value("LOADER_NATIVE") == "1"
+    cflags = [*CFLAGS, *(["-march=native"] if native else [])]
+    return Toolchain(
+        cxx=_identity(os.environ.get("CXX") or "c++"),
+        nvcc=_identity(nvcc) if nvcc else None,
+        cuda_home=cuda_home,
+        architectures=_architectures() if torch.version.cuda else "",
+        cpu=_cpu_features() if native else "",
+        torch=f"{torch.__version__} {torch.version.git_version}",
+        cflags=tuple(cflags),
+        cuda_flags=tuple(CUDA_FLAGS),
+        environment=tuple(f"{name}={os.environ[name]}" for name in _ENVIRONMENT if name in os.environ),
+    )
+
+
+def _identity(command: str) -> str | None:
+    """Which programs a command such as `ccache g++` runs; None where one is missing."""
+    facts = []
+    for word in shlex.split(command):
+        path = shutil.which(word)
+        if path is None:
+            if not facts or not word.startswith("-"):
+                return None
+            facts.append(word)
+            continue
+        path = os.path.realpath(path)
+        stat = os.stat(path)
+        facts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+    return "; ".join(facts) or None
+
+
+def _cuda_home() -> str | None:
+    """Where torch would look for nvcc, and after that the `nvidia-cuda-nvcc` package."""
+    nvcc = shutil.which("nvcc")
+    packages = [os.path.join(path, "nvidia", "cu*") for path in sys.path if path.endswith("-packages")]
+    candidates = [
+        os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"),
+        os.path.dirname(os.path.dirname(os.path.realpath(nvcc))) if nvcc else None,
+        "/usr/local/cuda",
+    ]
+    for home in candidates:
+        if home and os.path.exists(os.path.join(home, "bin", "nvcc")):
+            return home
+    for pattern in packages:
+        for home in sorted(glob.glob(pattern), reverse=True):
+            if os.path.exists(os.path.join(home, "bin", "nvcc")):
+                return home
+    return None
+
+
+def _architectures() -> str:
+    """TORCH_CUDA_ARCH_LIST, or else the compute capabilities of this machine's GPUs."""
+    named = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+    if named and named != "native":
+        return ";".join(sorted({a for a in re.split(r"[ ;,]+", named) if a}))
+    return ";".join(_gpu_capabilities())
+
+
+def _gpu_capabilities() -> list[str]:
+    """Compute capability of each kind of GPU here, e.g. ["9.0"], asked of the driver's NVML.
+
+    torch would initialise CUDA to tell, which costs time and makes a later fork of this process
+    unable to use the GPU.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
+        return []
+    if not (glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg")):
+        return []
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    if nvml.nvmlInit_v2() != 0:
+        return []
+    found = set()
+    try:
+        count = ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        for i in range(count.value):
+            device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(device)) == 0:
+                nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+                found.add((major.value, minor.value))
+    finally:
+        nvml.nvmlShutdown()
+    return [f"{major}.{minor}" for major, minor in sorted(found)]
+
+
+def _cpu_features() -> str:
+    """Digest of model and instruction sets of the first core; the rest of /proc/cpuinfo is slow."""
+    try:
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
+            first = file.read(8192).split(b"\n\n")[0]
+    except OSError:
+        return "unknown"
+    facts = [line for line in first.splitlines() if re.match(rb"(model|cpu family|flags|Features|CPU )", line)]
+    return hashlib.sha256(b"\n".join(facts)).hexdigest()[:16]
