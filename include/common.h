@@ -46,19 +46,17 @@ HD inline float load(float x) { return x; }
 HD inline double load(double x) { return x; }
 HD inline float load(BFloat16 x) { return bit_copy<float>(uint32_t(x.bits) << 16); }
 HD inline float load(Half x) {
-#if defined(__CUDA_ARCH__)
+#ifdef __CUDA_ARCH__
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
     return y;
-#elif defined(__FLT16_MANT_DIG__)
-    return float(bit_copy<_Float16>(x.bits));
 #else
-    // Exponent and mantissa moved into float's place and rescaled; this also handles subnormals.
+    // Exponent and mantissa moved to where a float has them; the product mends the exponent's bias
+    // and subnormals too. Without branches, for the vectoriser (g++'s _Float16 is 5 times slower).
     const uint32_t magnitude = uint32_t(x.bits & 0x7fff) << 13;
-    const uint32_t sign = uint32_t(x.bits & 0x8000) << 16;
-    float y = bit_copy<float>(magnitude) * 0x1p112f;
-    if ((x.bits & 0x7c00) == 0x7c00) y = bit_copy<float>(magnitude | 0x7f800000);
-    return bit_copy<float>(bit_copy<uint32_t>(y) | sign);
+    const uint32_t scaled = bit_copy<uint32_t>(bit_copy<float>(magnitude) * 0x1p112f);
+    const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;  // infinity and NaN
+    return bit_copy<float>(scaled | special | uint32_t(x.bits & 0x8000) << 16);
 #endif
 }
 
@@ -81,23 +79,20 @@ HD inline BFloat16 store<BFloat16>(float x) {
 }
 template <>
 HD inline Half store<Half>(float x) {
-#if defined(__CUDA_ARCH__)
+#ifdef __CUDA_ARCH__
     Half y;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
     return y;
-#elif defined(__FLT16_MANT_DIG__)
-    return {bit_copy<uint16_t>(_Float16(x))};
 #else
-    // Adding a power of two that aligns the last kept bit lets the FPU do the rounding.
+    // Adding a power of two whose last bit is the last that a half keeps makes the FPU round; the
+    // two factors first send what is too large to infinity. Without branches, for the vectoriser.
     const uint32_t bits = bit_copy<uint32_t>(x), magnitude = bits & 0x7fffffff;
-    const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
-    if (magnitude > 0x7f800000) return {uint16_t(sign | 0x7e00)};
-    if (magnitude >= 0x477ff000) return {uint16_t(sign | 0x7c00)};
-    if (magnitude < 0x38800000) {
-        const float shifted = bit_copy<float>(magnitude) + 0.5f;
-        return {uint16_t(sign | (bit_copy<uint32_t>(shifted) - 0x3f000000))};
-    }
-    return {uint16_t(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13))};
+    const uint32_t exponent = bits & 0x7f800000;
+    const float limited = (bit_copy<float>(magnitude) * 0x1p112f) * 0x1p-110f;
+    const uint32_t shift = (exponent > 0x38800000 ? exponent : 0x38800000) + 0x07800000;
+    const uint32_t sum = bit_copy<uint32_t>(bit_copy<float>(shift) + limited);
+    const uint32_t rounded = (sum >> 13 & 0x7c00) + (sum & 0xfff);
+    return {uint16_t((magnitude > 0x7f800000 ? 0x7e00 : rounded) | (bits >> 16 & 0x8000))};
 #endif
 }
 

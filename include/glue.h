@@ -7,6 +7,8 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <sys/mman.h>
+
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -86,6 +88,23 @@ inline void check_same_device(const char* op, const char* first, const Tensor& a
     if (a.is_cuda() != b.is_cuda() || a.get_device_index() != b.get_device_index())
         raise(op, std::string(second) + " must be on the device of " + first + ", " + device_text(a) +
                       ", got " + device_text(b) + "; move one of them with .to()");
+}
+
+/// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
+/// Fresh memory costs a page fault at the first write to each page, which for 4 KiB pages takes
+/// longer than the kernel itself: where it is large the system is asked for 2 MiB pages.
+inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) {
+    Tensor out = torch::stable::new_empty(like, shape);
+#ifdef MADV_HUGEPAGE
+    constexpr uintptr_t kPage = 1 << 21;
+    if (out.is_cpu() && out.numel() > int64_t(kPage)) {
+        const auto begin = reinterpret_cast<uintptr_t>(out.data_ptr());
+        const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+        const uintptr_t last = (begin + out.numel() * out.element_size()) / kPage * kPage;
+        if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+    }
+#endif
+    return out;
 }
 
 /// Runs a kernel on `like`'s device: on the GPU in the caller's current stream, on the CPU over

@@ -52,7 +52,7 @@ Tensor multilinear(const Tensor& feats, const Tensor& points) {
     MultilinearParams p = points_params<Op>(points);
     p.dtype = dtype_of(Op::name, "feats", feats);
     p.F = feats.size(2);
-    Tensor out = torch::stable::new_empty(feats, {p.N, p.F});
+    Tensor out = new_output(feats, {p.N, p.F});
     if (out.numel() == 0) return out;
     set_feats(p, feats);
     p.out = out.data_ptr();
@@ -84,10 +84,9 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
         raise(Op::name, "grad_out must have the dtype of feats, " + dtype_text(*feats) + ", got " +
                             dtype_text(grad_out));
     p.F = F;
-    Tensor grad_feats = torch::stable::new_empty(grad_out, need_feats ? std::vector<int64_t>{N, K, F}
-                                                                     : std::vector<int64_t>{0});
-    Tensor grad_points = torch::stable::new_empty(points, need_points ? std::vector<int64_t>{N, Op::D}
-                                                                     : std::vector<int64_t>{0});
+    using Shape = std::vector<int64_t>;
+    Tensor grad_feats = new_output(grad_out, need_feats ? Shape{N, K, F} : Shape{0});
+    Tensor grad_points = new_output(points, need_points ? Shape{N, Op::D} : Shape{0});
     if (grad_feats.numel() + grad_points.numel() > 0) {
         if (need_points) set_feats(p, *feats);
         p.grad_out = grad_out.data_ptr();
