@@ -51,7 +51,8 @@ _errors: dict[str, BuildError] = {}
 _loaded: dict[str, str] = {}
 _FORMS = ("", "_fw", "_bw", "_reference")
 
-__all__ = ["BuildError", "build", *(name + form for name in _operators for form in _FORMS)]
+__all__ = ["BuildError", "build"]
+__all__ += [name + form for name in _operators for form in _FORMS]
 
 
 def build(*names: str) -> None:
@@ -73,7 +74,7 @@ def build(*names: str) -> None:
 
 def _find(names: list[str]) -> list[str]:
     """Work out the keys of these operators; those that the store lacks."""
-    toolchain, sources = _toolchain.current(), _units.Sources(_root)
+    toolchain, sources = _toolchain.current(_cache), _units.Sources(_root)
     store, missing = _store.Store(_cache), []
     for name in names:
         inputs = _key.manifest(_operators[name], toolchain, sources)
@@ -97,7 +98,9 @@ def _build_missing(names: list[str]) -> dict[str, BuildError]:
     if missing:
         from loader.jit.build import build as run
 
-        _errors.update(run([_operators[m] for m in missing], _toolchain.current(), _root, _cache))
+        _errors.update(
+            run([_operators[m] for m in missing], _toolchain.current(_cache), _root, _cache)
+        )
         _find(missing)
     return {name: _errors[name] for name in names if name in _errors}
 
@@ -124,7 +127,9 @@ def _load(name: str) -> None:
             raise errors[name]
         library = store.verified(name, _keys[name])
         if library is None:
-            raise BuildError(f"{name}: its library was damaged again right after its build in {_cache}", name)
+            raise BuildError(
+                f"{name}: its library was damaged again right after its build in {_cache}", name
+            )
     torch.ops.load_library(str(library))
     _loaded[name] = _keys[name]
 
@@ -148,7 +153,9 @@ def __getattr__(name: str):
 
     close = difflib.get_close_matches(name, __all__, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise AttributeError(f"module 'loader' has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
+    raise AttributeError(
+        f"module 'loader' has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__]
+    )
 
 
 def __dir__() -> list[str]:

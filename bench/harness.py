@@ -38,7 +38,9 @@ class Timer:
                 samples[name].append(once(run))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-            samples = {name: [1e3 * a.elapsed_time(b) for a, b in pairs] for name, pairs in samples.items()}
+            samples = {
+                name: [1e3 * a.elapsed_time(b) for a, b in pairs] for name, pairs in samples.items()
+            }
         return {name: _summary(values) for name, values in samples.items()}
 
     def _cuda(self, run: Callable):
@@ -90,7 +92,9 @@ def source_key(operator: str) -> str:
     from loader.jit.units import Sources
 
     unit, sources = loader._operators[operator], Sources(loader._root)
-    files = {path: digest for source in unit.sources for path, digest in sources.closure(source).items()}
+    files = {
+        path: digest for source in unit.sources for path, digest in sources.closure(source).items()
+    }
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
 

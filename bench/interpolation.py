@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 import torch._functorch.config
-from harness import Timer, circumstances, keep
 
 import loader
+from harness import Timer, circumstances, keep
 
 CASES = [(65536, 256), (1 << 20, 32), (1 << 22, 4), (65536, 8)]
 CPU_CASES = [(65536, 32), (65536, 256), (1 << 20, 4), (65536, 8)]
@@ -52,13 +52,19 @@ def measure(operator, D, N, F, dtype, timer, tutorial, limit):
     grad_out = torch.randn(N, F, **make).to(dtype)
     formula = tutorial_formula if D == 3 else textbook_formula
     torch.compiler.reset()
-    functions = {"loader": getattr(loader, operator), "eager": formula,
-                 "compile": torch.compile(formula, dynamic=False)}
+    functions = {
+        "loader": getattr(loader, operator),
+        "eager": formula,
+        "compile": torch.compile(formula, dynamic=False),
+    }
     check(functions, feats, points, getattr(loader, operator + "_reference"))
     runs = {"forward": {}, "backward to feats": {}, "backward to both": {}}
     for name, function in functions.items():
         runs["forward"][name] = lambda function=function: function(feats.detach(), points.detach())
-        for direction, leaves in (("backward to feats", (feats,)), ("backward to both", (feats, points))):
+        for direction, leaves in (
+            ("backward to feats", (feats,)),
+            ("backward to both", (feats, points)),
+        ):
             out = function(feats, points if len(leaves) == 2 else points.detach())
             runs[direction][name] = lambda out=out, leaves=leaves: torch.autograd.grad(
                 out, leaves, grad_out, retain_graph=True
@@ -71,8 +77,16 @@ def measure(operator, D, N, F, dtype, timer, tutorial, limit):
     for direction, contenders in runs.items():
         size = both if direction == "backward to both" else once
         times = timer(contenders)
-        row = {"operator": operator, "direction": direction, "N": N, "F": F, "dtype": str(dtype)[6:],
-               "bytes": size, "limit_us": size / limit, "us": times}
+        row = {
+            "operator": operator,
+            "direction": direction,
+            "N": N,
+            "F": F,
+            "dtype": str(dtype)[6:],
+            "bytes": size,
+            "limit_us": size / limit,
+            "us": times,
+        }
         show(row)
         yield row
 
@@ -94,16 +108,21 @@ def show(row):
     print(
         f"{row['operator'][:9]} {row['direction']:<17} N={row['N']:<8} F={row['F']:<4} {row['dtype']:<9}"
         f"{us['loader']:9.1f} us {row['bytes'] / 1e6:7.0f} MB {row['bytes'] / us['loader'] / 1e6:6.3f} TB/s "
-        f"{100 * row['limit_us'] / us['loader']:4.0f} % of copy  {peers}", flush=True,
+        f"{100 * row['limit_us'] / us['loader']:4.0f} % of copy  {peers}",
+        flush=True,
     )
 
 
 def main(arguments=None):
     """Run all cases and keep the results."""
-    parser = argparse.ArgumentParser(prog="python -m loader bench interpolation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loader bench interpolation", description=__doc__
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--quick", action="store_true", help="trilinear, float32, without the tutorial's kernel")
+    parser.add_argument(
+        "--quick", action="store_true", help="trilinear, float32, without the tutorial's kernel"
+    )
     parser.add_argument("--results", type=Path, help="folder of the result file")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"

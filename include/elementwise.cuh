@@ -14,11 +14,11 @@ __global__ void __launch_bounds__(kThreads) flat_kernel(ElementwiseParams p, int
     const T *a = static_cast<const T*>(p.in[0]), *b = static_cast<const T*>(p.in[1]);
     T* out = static_cast<T*>(p.out);
     if (i < whole) {
-        const auto x = load_streaming<T, V>(a + i * V), y = load_streaming<T, V>(b + i * V);
+        const auto x = load_vector<T, V>(a + i * V), y = load_vector<T, V>(b + i * V);
         Vector<T, V> z;
 #pragma unroll
         for (int j = 0; j < V; ++j) z.at[j] = store<T>(Function()(load(x.at[j]), load(y.at[j])));
-        store_streaming(out + i * V, z);
+        store_vector(out + i * V, z);
     } else if (const int64_t j = whole * V + i - whole; j < p.numel) {
         out[j] = store<T>(Function()(load(a[j]), load(b[j])));
     }
@@ -41,9 +41,10 @@ __global__ void __launch_bounds__(kThreads) strided_kernel(ElementwiseParams p) 
 template <typename Function>
 inline const char* elementwise_cuda(const ElementwiseParams& p, void* stream) {
     const auto queue = static_cast<cudaStream_t>(stream);
-    const bool flat = p.dims == 1 && p.stride[0][0] == 1 && p.stride[1][0] == 1 && p.stride[2][0] == 1;
-    const auto address = reinterpret_cast<uintptr_t>(p.in[0]) | reinterpret_cast<uintptr_t>(p.in[1]) |
-                         reinterpret_cast<uintptr_t>(p.out);
+    const bool flat =
+        p.dims == 1 && p.stride[0][0] == 1 && p.stride[1][0] == 1 && p.stride[2][0] == 1;
+    const auto address = reinterpret_cast<uintptr_t>(p.in[0]) |
+                         reinterpret_cast<uintptr_t>(p.in[1]) | reinterpret_cast<uintptr_t>(p.out);
     dispatch(p.dtype, [&](auto element) {
         using T = decltype(element);
         constexpr int V = 16 / sizeof(T);

@@ -10,7 +10,7 @@ struct ElementwiseParams {
     const void* in[2];
     void* out;
     int64_t numel;
-    int dims;  // at least 1; 1 where all three are contiguous
+    int dims;                     // at least 1; 1 where all three are contiguous
     int64_t size[kMaxDims];       // outermost first
     int64_t stride[3][kMaxDims];  // in elements; of in[0], in[1], out
     DType dtype;                  // of all three

@@ -21,7 +21,8 @@ void elementwise_range(const ElementwiseParams& p, int64_t begin, int64_t end) {
         T* __restrict out = static_cast<T*>(p.out) + at[2];
         const int64_t length = std::min(end - begin, p.size[inner] - column);
         if (s0 == 1 && s1 == 1 && s2 == 1)
-            for (int64_t i = 0; i < length; ++i) out[i] = store<T>(Function()(load(a[i]), load(b[i])));
+            for (int64_t i = 0; i < length; ++i)
+                out[i] = store<T>(Function()(load(a[i]), load(b[i])));
         else
             for (int64_t i = 0; i < length; ++i)
                 out[i * s2] = store<T>(Function()(load(a[i * s0]), load(b[i * s1])));
@@ -31,7 +32,6 @@ void elementwise_range(const ElementwiseParams& p, int64_t begin, int64_t end) {
 
 template <typename Function>
 void elementwise_cpu(const ElementwiseParams& p, int64_t begin, int64_t end) {
-    dispatch(p.dtype, [&](auto element) {
-        elementwise_range<decltype(element), Function>(p, begin, end);
-    });
+    dispatch(p.dtype,
+             [&](auto element) { elementwise_range<decltype(element), Function>(p, begin, end); });
 }

@@ -36,13 +36,15 @@ inline bool same_shape(const Tensor& a, const Tensor& b) {
 /// A new tensor like `a`: its dtype and shape, and its order of dimensions in memory where it is
 /// dense.
 inline Tensor elementwise(const char* op, const char* first, const Tensor& a, const char* second,
-                          const Tensor& b, void (*on_cpu)(const ElementwiseParams*, int64_t, int64_t),
+                          const Tensor& b,
+                          void (*on_cpu)(const ElementwiseParams*, int64_t, int64_t),
                           const char* (*on_cuda)(const ElementwiseParams*, void*)) {
     check_tensor(op, first, a);
     check_tensor(op, second, b);
     if (!same_shape(a, b))
         raise(op, std::string(second) + " must have the shape of " + first + ", " + shape_text(a) +
-                      ", got " + shape_text(b) + "; expand it first, e.g. with torch.broadcast_tensors");
+                      ", got " + shape_text(b) +
+                      "; expand it first, e.g. with torch.broadcast_tensors");
     check_same_device(op, first, a, second, b);
     ElementwiseParams p{};
     p.dtype = dtype_of(op, first, a);
@@ -52,9 +54,11 @@ inline Tensor elementwise(const char* op, const char* first, const Tensor& a, co
     Tensor out = torch::stable::empty_like(a);
     p.numel = out.numel();
     if (p.numel == 0) return out;
-    if (!merge_dims(a, b, out, p))
-        return elementwise(op, first, torch::stable::contiguous(a), second,
-                           torch::stable::contiguous(b), on_cpu, on_cuda);
+    if (!merge_dims(a, b, out, p)) {
+        Tensor flat = elementwise(op, first, torch::stable::contiguous(a), second,
+                                  torch::stable::contiguous(b), on_cpu, on_cuda);
+        return torch::stable::copy_(out, flat);
+    }
     p.in[0] = a.data_ptr();
     p.in[1] = b.data_ptr();
     p.out = out.data_ptr();

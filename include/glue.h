@@ -1,13 +1,12 @@
 // The torch side that every operator's `ops/X.cpp` shares, on torch's stable ABI: checks with their
 // messages, dtypes, and the launch on the caller's device, stream and threads.
 #pragma once
+#include <sys/mman.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-
-#include <sys/mman.h>
 
 #include <optional>
 #include <stdexcept>
@@ -42,8 +41,9 @@ inline std::string device_text(const Tensor& x) {
 }
 
 inline std::string dtype_text(const Tensor& x) {
-    static const char* const names[] = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32",
-                                        "float64", "complex32", "complex64", "complex128", "bool"};
+    static const char* const names[] = {"uint8",     "int8",      "int16",      "int32",
+                                        "int64",     "float16",   "float32",    "float64",
+                                        "complex32", "complex64", "complex128", "bool"};
     const int code = int(x.scalar_type());
     if (x.scalar_type() == torch::headeronly::ScalarType::BFloat16) return "bfloat16";
     return code < 12 ? names[code] : "dtype number " + std::to_string(code);
@@ -58,8 +58,9 @@ inline DType dtype_of(const char* op, const char* argument, const Tensor& x) {
         case ScalarType::Half: return DType::kHalf;
         case ScalarType::BFloat16: return DType::kBFloat16;
         default:
-            raise(op, std::string(argument) + " must be float32, float64, float16 or bfloat16, got " +
-                          dtype_text(x) + "; convert it, e.g. " + argument + ".float()");
+            raise(op, std::string(argument) +
+                          " must be float32, float64, float16 or bfloat16, got " + dtype_text(x) +
+                          "; convert it, e.g. " + argument + ".float()");
     }
 }
 
@@ -69,25 +70,29 @@ inline void check_tensor(const char* op, const char* argument, const Tensor& x) 
     int32_t layout = 0;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(x.get(), &layout));
     if (layout != aoti_torch_layout_strided())
-        raise(op, std::string(argument) + " must be a dense tensor, got a sparse or packed one; use " +
-                      argument + ".to_dense()");
+        raise(op, std::string(argument) +
+                      " must be a dense tensor, got a sparse or packed one; use " + argument +
+                      ".to_dense()");
     if (!x.is_cpu() && !x.is_cuda())
         raise(op, std::string(argument) + " must be on the CPU or a CUDA device, got " +
                       device_text(x) + "; move it, e.g. " + argument + ".cpu()");
 #ifndef OCTET_CUDA
     if (x.is_cuda())
-        raise(op, std::string(argument) + " is on " + device_text(x) +
-                      ", but this build is for the CPU only, as it found no CUDA compiler, or no GPU "
-                      "to compile for; install the CUDA toolkit of torch.version.cuda with nvcc on PATH "
-                      "or CUDA_HOME set (or name the GPU in TORCH_CUDA_ARCH_LIST), and import loader again");
+        raise(
+            op,
+            std::string(argument) + " is on " + device_text(x) +
+                ", but this build is for the CPU only, as it found no CUDA compiler, or no GPU "
+                "to compile for; install the CUDA toolkit of torch.version.cuda with nvcc on PATH "
+                "or CUDA_HOME set (or name the GPU in TORCH_CUDA_ARCH_LIST), and import loader "
+                "again");
 #endif
 }
 
-inline void check_same_device(const char* op, const char* first, const Tensor& a, const char* second,
-                              const Tensor& b) {
+inline void check_same_device(const char* op, const char* first, const Tensor& a,
+                              const char* second, const Tensor& b) {
     if (a.is_cuda() != b.is_cuda() || a.get_device_index() != b.get_device_index())
-        raise(op, std::string(second) + " must be on the device of " + first + ", " + device_text(a) +
-                      ", got " + device_text(b) + "; move one of them with .to()");
+        raise(op, std::string(second) + " must be on the device of " + first + ", " +
+                      device_text(a) + ", got " + device_text(b) + "; move one of them with .to()");
 }
 
 /// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
@@ -110,13 +115,12 @@ inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) 
 /// Runs a kernel on `like`'s device: on the GPU in the caller's current stream, on the CPU over
 /// [0, count) in torch's own threads, `grain` items or more to a thread.
 template <typename Params>
-inline void launch([[maybe_unused]] const char* op, const Tensor& like, const Params& p, int64_t count, int64_t grain,
-                   void (*on_cpu)(const Params*, int64_t, int64_t),
+inline void launch([[maybe_unused]] const char* op, const Tensor& like, const Params& p,
+                   int64_t count, int64_t grain, void (*on_cpu)(const Params*, int64_t, int64_t),
                    [[maybe_unused]] const char* (*on_cuda)(const Params*, void*)) {
     if (like.is_cpu()) {
-        torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-            on_cpu(&p, begin, end);
-        });
+        torch::stable::parallel_for(0, count, grain,
+                                    [&](int64_t begin, int64_t end) { on_cpu(&p, begin, end); });
         return;
     }
 #ifdef OCTET_CUDA
@@ -124,6 +128,7 @@ inline void launch([[maybe_unused]] const char* op, const Tensor& like, const Pa
     const torch::stable::accelerator::DeviceGuard guard(device);
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-    if (const char* error = on_cuda(&p, stream)) raise(op, std::string("CUDA launch failed: ") + error);
+    if (const char* error = on_cuda(&p, stream))
+        raise(op, std::string("CUDA launch failed: ") + error);
 #endif
 }

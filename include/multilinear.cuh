@@ -5,143 +5,256 @@
 // Flops: about 2 per feature read, under half a flop a byte: memory traffic decides. N = 65536,
 // F = 256 moves 605 MB, 141 us at 4.28 TB/s.
 //
-// Mapping: a point belongs to `columns * Split` neighbouring threads of one warp. `columns` of them
-// lie along the features, V neighbouring features each, so that a corner is read as one run of
-// 16-byte words. Where a corner is shorter than 64 bytes (F = 4 in float32), Split = 4 threads take
-// every fourth corner, which keeps a warp's loads contiguous, and add up through shuffles.
-// No atomics: every sum stays inside a warp, in a fixed order, so each run gives the same bits.
+// Two mappings, both with every access to memory in whole runs of 16-byte words:
+// - wide cells: `columns` neighbouring threads share a point, V neighbouring features each;
+// - narrow cells (F = 1, 2, 4 or 8): a thread has a whole point, so that its weights are computed
+//   once and no sum crosses threads. The cells of a block's points are one run in memory; they pass
+//   through shared memory, where each thread picks its own.
+// No atomics: every sum has a fixed order, so each run gives the same bits.
 #pragma once
 #include "multilinear.h"
 #include "vector.cuh"
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 
-/// The point, the features and the corners of this thread.
-template <int Split>
-struct Share {
-    int64_t n;    // past the last point in the last warp; shuffles need the warp whole
-    int column;   // features [column * V, column * V + V), and so on in steps of columns * V
-    int part;     // corners part, part + Split, ...
-    bool exists;  // whether there is such a point
-
-    __device__ Share(int64_t N, int columns) {
-        const int lanes = columns * Split, lane = threadIdx.x % lanes;
-        n = int64_t(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
-        column = lane % columns;
-        part = lane / columns;
-        exists = n < N;
-        n = exists ? n : N - 1;
-    }
-};
-
-/// Adds up `acc` over the Split = 4 threads, `columns` lanes apart, that hold the same features.
-/// Each ends with its own quarter of the sums in front (all of it where V < 4): for V = 4 that
-/// takes 3 shuffles, where all sums in all threads would take 8.
-template <int V, typename A>
-__device__ inline void reduce_scatter(A (&acc)[V], int part, int columns) {
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-        const int bit = 2 >> step, width = V >> step, half = width / 2;
-        if (half == 0) {
-            acc[0] += __shfl_xor_sync(~0u, acc[0], bit * columns);
-            continue;
-        }
-        const bool upper = part & bit;
-#pragma unroll
-        for (int i = 0; i < V / 2; ++i) {
-            if (i >= half) break;
-            const A mine = upper ? acc[i + half] : acc[i], theirs = upper ? acc[i] : acc[i + half];
-            acc[i] = mine + __shfl_xor_sync(~0u, theirs, bit * columns);
-        }
-    }
-}
-
-template <typename Cell, typename T, int V, int Split>
-__global__ void __launch_bounds__(kThreads) forward_kernel(MultilinearParams p, int columns) {
+template <typename Cell, typename T, int V>
+__global__ void __launch_bounds__(kThreads) forward_wide(MultilinearParams p, int columns) {
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
-    const Share<Split> share(p.N, columns);
-    const Position<Cell, A> at(p, share.n);
-    const T* feats = static_cast<const T*>(p.feats) + share.n * p.feats_stride[0];
-    T* out = static_cast<T*>(p.out) + share.n * p.F;
-    for (int64_t f = int64_t(share.column) * V; f < p.F; f += columns * V) {
+    const int64_t n = int64_t(blockIdx.x) * (kThreads / columns) + threadIdx.x / columns;
+    if (n >= p.N) return;
+    const Position<Cell, A> at(p, n);
+    const T* feats = static_cast<const T*>(p.feats) + n * p.feats_stride[0];
+    T* out = static_cast<T*>(p.out) + n * p.F;
+    for (int64_t f = threadIdx.x % columns * V; f < p.F; f += columns * V) {
+        Vector<T, V> corner[K], sums;
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+            corner[k] = load_vector<T, V>(feats + k * p.feats_stride[1] + f * p.feats_stride[2]);
         A acc[V] = {};
 #pragma unroll
-        for (int j = 0; j < K / Split; ++j) {
-            const int k = j * Split + share.part;
-            const auto corner =
-                load_streaming<T, V>(feats + k * p.feats_stride[1] + f * p.feats_stride[2]);
+        for (int k = 0; k < K; ++k) {
             const A w = at.weight(k);
 #pragma unroll
-            for (int i = 0; i < V; ++i) acc[i] += w * load(corner.at[i]);
+            for (int i = 0; i < V; ++i) acc[i] += w * load(corner[k].at[i]);
         }
-        constexpr int kKept = V >= Split ? V / Split : 1, kCopies = kKept * Split / V;
-        if (Split > 1) reduce_scatter(acc, share.part, columns);
-        Vector<T, kKept> sums;
 #pragma unroll
-        for (int i = 0; i < kKept; ++i) sums.at[i] = store<T>(acc[i]);
-        if (share.exists && share.part % kCopies == 0)
-            store_streaming(out + f + share.part / kCopies * kKept, sums);
+        for (int i = 0; i < V; ++i) sums.at[i] = store<T>(acc[i]);
+        store_vector(out + f, sums);
     }
 }
 
-/// Both gradients in one pass: grad_out is read once. Each is written only where it is asked for.
-template <typename Cell, typename T, int V, int Split>
-__global__ void __launch_bounds__(kThreads) backward_kernel(MultilinearParams p, int columns) {
+/// Both gradients in one pass: grad_out is read once. `kPoints`: the one to points is asked for.
+template <typename Cell, typename T, int V, bool kPoints>
+__global__ void __launch_bounds__(kThreads) backward_wide(MultilinearParams p, int columns) {
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
-    const Share<Split> share(p.N, columns);
-    const Position<Cell, A> at(p, share.n);
-    const T* feats = static_cast<const T*>(p.feats) + share.n * p.feats_stride[0];
-    const T* grad_out = static_cast<const T*>(p.grad_out) + share.n * p.grad_out_stride[0];
-    T* grad_feats = static_cast<T*>(p.grad_feats) + share.n * K * p.F;
-    A dot[K / Split] = {};  // of grad_out with each corner's features
-    for (int64_t f = int64_t(share.column) * V; f < p.F; f += columns * V) {
+    // Threads past the last point do its work again, without storing: the sums below need whole
+    // warps.
+    const int64_t own = int64_t(blockIdx.x) * (kThreads / columns) + threadIdx.x / columns;
+    const int64_t n = own < p.N ? own : p.N - 1;
+    const Position<Cell, A> at(p, n);
+    const T* feats = static_cast<const T*>(p.feats) + n * p.feats_stride[0];
+    const T* grad_out = static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0];
+    A dot[K] = {};  // of grad_out with each corner's features
+    for (int64_t f = threadIdx.x % columns * V; f < p.F; f += columns * V) {
+        Vector<T, V> corner[K];
+        if constexpr (kPoints) {
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+                corner[k] =
+                    load_vector<T, V>(feats + k * p.feats_stride[1] + f * p.feats_stride[2]);
+        }
         A g[V];
         if (p.grad_out_stride[1] == 1) {
-            const auto row = load_streaming<T, V>(grad_out + f);
+            const auto row = load_vector<T, V>(grad_out + f);
 #pragma unroll
             for (int i = 0; i < V; ++i) g[i] = load(row.at[i]);
         } else {
 #pragma unroll
             for (int i = 0; i < V; ++i) g[i] = load(grad_out[(f + i) * p.grad_out_stride[1]]);
         }
-        if (p.grad_points) {
+        if constexpr (kPoints) {
 #pragma unroll
-            for (int j = 0; j < K / Split; ++j) {
-                const int k = j * Split + share.part;
-                const auto corner =
-                    load_streaming<T, V>(feats + k * p.feats_stride[1] + f * p.feats_stride[2]);
+            for (int k = 0; k < K; ++k)
 #pragma unroll
-                for (int i = 0; i < V; ++i) dot[j] += g[i] * load(corner.at[i]);
-            }
+                for (int i = 0; i < V; ++i) dot[k] += g[i] * load(corner[k].at[i]);
         }
-        if (p.grad_feats && share.exists) {
+        if (p.grad_feats && own == n) {
+            T* grad_feats = static_cast<T*>(p.grad_feats) + n * K * p.F + f;
 #pragma unroll
-            for (int j = 0; j < K / Split; ++j) {
-                const int k = j * Split + share.part;
+            for (int k = 0; k < K; ++k) {
                 const A w = at.weight(k);
-                Vector<T, V> corner;
 #pragma unroll
-                for (int i = 0; i < V; ++i) corner.at[i] = store<T>(w * g[i]);
-                store_streaming(grad_feats + k * p.F + f, corner);
+                for (int i = 0; i < V; ++i) corner[k].at[i] = store<T>(w * g[i]);
+                store_vector(grad_feats + k * p.F, corner[k]);
             }
         }
     }
-    if (!p.grad_points) return;
+    if constexpr (kPoints) {
 #pragma unroll
-    for (int axis = 0; axis < Cell::D; ++axis) {
-        A sum = 0;
+        for (int axis = 0; axis < Cell::D; ++axis) {
+            A sum = 0;
 #pragma unroll
-        for (int j = 0; j < K / Split; ++j) sum += at.slope(j * Split + share.part, axis) * dot[j];
-        for (int mask = columns * Split / 2; mask > 0; mask /= 2)
-            sum += __shfl_xor_sync(~0u, sum, mask);
-        if (share.exists && share.part == 0 && share.column == 0)
-            store_as<A>(p.points_dtype, p.grad_points, share.n * Cell::D + axis, sum);
+            for (int k = 0; k < K; ++k) sum += at.slope(k, axis) * dot[k];
+            for (int mask = columns / 2; mask > 0; mask /= 2)
+                sum += __shfl_xor_sync(~0u, sum, mask);
+            if (own == n && threadIdx.x % columns == 0)
+                store_as<A>(p.points_dtype, p.grad_points, n * Cell::D + axis, sum);
+        }
     }
 }
 
-/// Whether vectors of V elements fit: F a multiple of V, every row of feats on a vector's boundary.
+constexpr int kFlatVectors = 2;  // to a thread
+
+/// The gradient to feats alone, where a corner is 2^log_row vectors: written from end to end as one
+/// run, which memory takes 6 % faster than rows a corner apart. grad_out comes from the cache.
+template <typename Cell, typename T, int V>
+__global__ void __launch_bounds__(kThreads) backward_flat(MultilinearParams p, int log_row) {
+    using A = Acc<T>;
+    const int64_t first = int64_t(blockIdx.x) * (kThreads * kFlatVectors) + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < kFlatVectors; ++j) {
+        const int64_t i = first + j * kThreads, row = i >> log_row, n = row >> Cell::D;
+        if (n >= p.N) return;
+        const int64_t f = (i & ((int64_t(1) << log_row) - 1)) * V;
+        const A w = Position<Cell, A>(p, n).weight(int(row) & ((1 << Cell::D) - 1));
+        const T* grad_out = static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0];
+        Vector<T, V> x = load_vector<T, V>(grad_out + f);
+#pragma unroll
+        for (int v = 0; v < V; ++v) x.at[v] = store<T>(w * load(x.at[v]));
+        store_vector(static_cast<T*>(p.grad_feats) + i * V, x);
+    }
+}
+
+/// The cells of a block's points in shared memory, in 16-byte words. The words of a cell are
+/// permuted by its thread's number, so that neither the threads of a warp reading their own cells
+/// nor the block copying all of them meets a bank twice.
+template <int kWords>
+struct Tile {
+    uint4 words[kWords * kThreads];
+
+    __device__ static int place(int thread, int word) {
+        constexpr int kRows = kWords < 8 ? 8 / kWords : 1, kMask = kWords < 8 ? kWords - 1 : 7;
+        return thread * kWords + (word ^ (thread / kRows & kMask));
+    }
+    __device__ void fetch(const void* cells, int count) {
+        const auto from = static_cast<const uint4*>(cells);
+        uint4 moved[kWords];
+#pragma unroll
+        for (int j = 0; j < kWords; ++j)
+            if (const int i = j * kThreads + threadIdx.x; i < count * kWords) moved[j] = from[i];
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) {
+            const int i = j * kThreads + threadIdx.x;
+            words[place(i / kWords, i % kWords)] = moved[j];
+        }
+        __syncthreads();
+    }
+    __device__ void flush(void* cells, int count) {
+        __syncthreads();
+        const auto to = static_cast<uint4*>(cells);
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) {
+            const int i = j * kThreads + threadIdx.x;
+            if (i < count * kWords) to[i] = words[place(i / kWords, i % kWords)];
+        }
+    }
+};
+
+/// One thread's cell, (K, F), to and from its block's tile.
+template <typename T, int K, int F>
+struct OwnCell {
+    static constexpr int kWords = K * F * sizeof(T) / 16, kPerWord = 16 / sizeof(T);
+    Vector<T, kPerWord> words[kWords];
+
+    __device__ void get(const Tile<kWords>& tile) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i)
+            words[i] = bit_copy<Vector<T, kPerWord>>(tile.words[tile.place(threadIdx.x, i)]);
+    }
+    __device__ void put(Tile<kWords>& tile) const {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i)
+            tile.words[tile.place(threadIdx.x, i)] = bit_copy<uint4>(words[i]);
+    }
+    __device__ T& at(int k, int f) {
+        return words[(k * F + f) / kPerWord].at[(k * F + f) % kPerWord];
+    }
+};
+
+template <typename Cell, typename T, int F>
+__global__ void __launch_bounds__(kThreads) forward_narrow(MultilinearParams p) {
+    using A = Acc<T>;
+    constexpr int K = 1 << Cell::D;
+    using Own = OwnCell<T, K, F>;
+    __shared__ Tile<Own::kWords> tile;
+    const int64_t first = int64_t(blockIdx.x) * kThreads, n = first + threadIdx.x;
+    const int count = p.N - first < kThreads ? int(p.N - first) : kThreads;
+    const Position<Cell, A> at(p, n < p.N ? n : p.N - 1);
+    tile.fetch(static_cast<const T*>(p.feats) + first * K * F, count);
+    if (n >= p.N) return;
+    Own cell;
+    cell.get(tile);
+    A acc[F] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const A w = at.weight(k);
+#pragma unroll
+        for (int f = 0; f < F; ++f) acc[f] += w * load(cell.at(k, f));
+    }
+    Vector<T, F> sums;
+#pragma unroll
+    for (int f = 0; f < F; ++f) sums.at[f] = store<T>(acc[f]);
+    static_cast<Vector<T, F>*>(p.out)[n] = sums;
+}
+
+template <typename Cell, typename T, int F, bool kPoints>
+__global__ void __launch_bounds__(kThreads) backward_narrow(MultilinearParams p) {
+    using A = Acc<T>;
+    constexpr int K = 1 << Cell::D;
+    using Own = OwnCell<T, K, F>;
+    __shared__ Tile<Own::kWords> tile;
+    const int64_t first = int64_t(blockIdx.x) * kThreads;
+    const int count = p.N - first < kThreads ? int(p.N - first) : kThreads;
+    const bool exists = threadIdx.x < count;
+    const int64_t n = exists ? first + threadIdx.x : p.N - 1;
+    const Position<Cell, A> at(p, n);
+    const T* grad_out = static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0];
+    A g[F];
+#pragma unroll
+    for (int f = 0; f < F; ++f) g[f] = load(grad_out[f * p.grad_out_stride[1]]);
+    Own cell;
+    if constexpr (kPoints) {
+        tile.fetch(static_cast<const T*>(p.feats) + first * K * F, count);
+        cell.get(tile);
+        A dot[K] = {};
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int f = 0; f < F; ++f) dot[k] += g[f] * load(cell.at(k, f));
+#pragma unroll
+        for (int axis = 0; axis < Cell::D; ++axis) {
+            A sum = 0;
+#pragma unroll
+            for (int k = 0; k < K; ++k) sum += at.slope(k, axis) * dot[k];
+            if (exists) store_as<A>(p.points_dtype, p.grad_points, n * Cell::D + axis, sum);
+        }
+    }
+    if (p.grad_feats) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const A w = at.weight(k);
+#pragma unroll
+            for (int f = 0; f < F; ++f) cell.at(k, f) = store<T>(w * g[f]);
+        }
+        // A thread overwrites no cell but its own, which it has read.
+        cell.put(tile);
+        tile.flush(static_cast<T*>(p.grad_feats) + first * K * F, count);
+    }
+}
+
+/// Whether vectors of V elements fit: F a multiple of V, every row on a vector's boundary.
 template <typename T>
 inline bool fits(const MultilinearParams& p, int V) {
     const auto aligned = [&](const void* data, const int64_t* stride, int rows) {
@@ -155,33 +268,64 @@ inline bool fits(const MultilinearParams& p, int V) {
            (along != 1 || aligned(p.grad_out, p.grad_out_stride, 1));
 }
 
-template <typename Cell, typename T, int V, int Split>
-inline const char* launch(const MultilinearParams& p, cudaStream_t stream) {
+template <typename Cell, typename T, int V>
+inline const char* launch_wide(const MultilinearParams& p, cudaStream_t stream) {
+    const int64_t row = p.F / V;
+    if (V > 1 && !p.grad_points && !p.out && (row & (row - 1)) == 0 && p.grad_out_stride[1] == 1) {
+        int log_row = 0;
+        while (int64_t(1) << log_row < row) ++log_row;
+        const int64_t blocks = ceil_div((p.N << Cell::D) * row, kThreads * kFlatVectors);
+        backward_flat<Cell, T, V><<<unsigned(blocks), kThreads, 0, stream>>>(p, log_row);
+        return launch_error();
+    }
     int columns = 1;
-    while (columns < 32 / Split && columns * V < p.F) columns *= 2;
-    const int64_t blocks = ceil_div(p.N, kThreads / (columns * Split));
+    while (columns < 32 && columns * V < p.F) columns *= 2;
+    const int64_t blocks = ceil_div(p.N, kThreads / columns);
     if (blocks > 0x7fffffff) return "more points than one CUDA grid can hold";
-    const auto kernel = p.out ? forward_kernel<Cell, T, V, Split> : backward_kernel<Cell, T, V, Split>;
+    const auto kernel = p.out           ? forward_wide<Cell, T, V>
+                        : p.grad_points ? backward_wide<Cell, T, V, true>
+                                        : backward_wide<Cell, T, V, false>;
     kernel<<<unsigned(blocks), kThreads, 0, stream>>>(p, columns);
     return launch_error();
 }
 
-/// Picks the widest vectors that fit; forward where `out` is set, else backward.
+template <typename Cell, typename T, int F>
+inline const char* launch_narrow(const MultilinearParams& p, cudaStream_t stream) {
+    const int64_t blocks = ceil_div(p.N, kThreads);
+    if (blocks > 0x7fffffff) return "more points than one CUDA grid can hold";
+    const auto kernel = p.out           ? forward_narrow<Cell, T, F>
+                        : p.grad_points ? backward_narrow<Cell, T, F, true>
+                                        : backward_narrow<Cell, T, F, false>;
+    kernel<<<unsigned(blocks), kThreads, 0, stream>>>(p);
+    return launch_error();
+}
+
+/// Whether the cells are one run in memory that starts on a 16-byte word.
+inline bool one_run(const MultilinearParams& p, int corners) {
+    const auto address = reinterpret_cast<uintptr_t>(p.feats);
+    return !p.feats || (address % 16 == 0 && p.feats_stride[2] == 1 && p.feats_stride[1] == p.F &&
+                        p.feats_stride[0] == corners * p.F);
+}
+
+/// Forward where `out` is set, else backward.
 template <typename Cell>
 inline const char* multilinear_cuda(const MultilinearParams& p, void* stream) {
     const auto queue = static_cast<cudaStream_t>(stream);
     const char* error = nullptr;
     dispatch(p.dtype, [&](auto element) {
         using T = decltype(element);
-        constexpr int V = 16 / sizeof(T);
-        if constexpr (V == 2) {
-            error = fits<T>(p, V) ? launch<Cell, T, V, 1>(p, queue) : launch<Cell, T, 1, 1>(p, queue);
-        } else {
-            if (fits<T>(p, V) && p.F > 2 * V) error = launch<Cell, T, V, 1>(p, queue);
-            else if (fits<T>(p, V)) error = launch<Cell, T, V, 4>(p, queue);
-            else if (fits<T>(p, V / 2) && p.F == V / 2) error = launch<Cell, T, V / 2, 4>(p, queue);
-            else error = launch<Cell, T, 1, 1>(p, queue);
+        constexpr int V = 16 / sizeof(T), K = 1 << Cell::D;
+        if constexpr (sizeof(T) < 8) {
+            if (one_run(p, K)) {
+                if (p.F == 8) return void(error = launch_narrow<Cell, T, 8>(p, queue));
+                if (p.F == 4) return void(error = launch_narrow<Cell, T, 4>(p, queue));
+                if (p.F == 2) return void(error = launch_narrow<Cell, T, 2>(p, queue));
+                if constexpr (K * sizeof(T) >= 16)
+                    if (p.F == 1) return void(error = launch_narrow<Cell, T, 1>(p, queue));
+            }
         }
+        error =
+            fits<T>(p, V) ? launch_wide<Cell, T, V>(p, queue) : launch_wide<Cell, T, 1>(p, queue);
     });
     return error;
 }

@@ -38,8 +38,8 @@ HD inline void store_as(DType dtype, void* data, int64_t i, A x) {
     }
 }
 
-/// Where a point lies along each axis of its cell: high[d] = (x_d + 1) / 2 and low[d] = 1 - high[d],
-/// each from x directly, so that neither loses digits where the other is small.
+/// Where a point lies along each axis of its cell: high[d] = (x_d + 1) / 2 and low[d] = 1 -
+/// high[d], each from x directly, so that neither loses digits where the other is small.
 template <typename Cell, typename A>
 struct Position {
     A low[Cell::D], high[Cell::D];

@@ -9,8 +9,8 @@
 /// Up to so many features all corners are read side by side, with sums in registers.
 constexpr int64_t kNarrow = 64;
 
-/// out[f] = sum_k weight_k feats[k * step + f]. `kF`: F, or 0 where it is known at run time only; the
-/// short loops of small F gain twofold from knowing it.
+/// out[f] = sum_k weight_k feats[k * step + f]. `kF`: F, or 0 where it is known at run time only;
+/// the short loops of small F gain twofold from knowing it.
 template <int kF, typename Cell, typename A>
 inline void forward_cell(const Position<Cell, A>& at, int64_t F, const A* feats, int64_t step,
                          A* __restrict out) {
@@ -33,7 +33,8 @@ inline void backward_cell(const Position<Cell, A>& at, int64_t F, const A* feats
     if (grad_feats) {
         for (int k = 0; k < K; ++k) {
             const A weight = at.weight(k);
-            for (int64_t f = 0; f < (kF ? kF : F); ++f) grad_feats[k * F + f] = weight * grad_out[f];
+            for (int64_t f = 0; f < (kF ? kF : F); ++f)
+                grad_feats[k * F + f] = weight * grad_out[f];
         }
     }
     if (!grad_points) return;
@@ -114,7 +115,8 @@ void wide_points(const MultilinearParams& p, int64_t begin, int64_t end) {
                 A dot = 0;
 #pragma omp simd reduction(+ : dot)
                 for (int64_t f = 0; f < p.F; ++f) dot += grad_out[f] * corner[f];
-                for (int axis = 0; axis < Cell::D; ++axis) grad_points[axis] += at.slope(k, axis) * dot;
+                for (int axis = 0; axis < Cell::D; ++axis)
+                    grad_points[axis] += at.slope(k, axis) * dot;
             }
         }
         for (int axis = 0; p.grad_points && axis < Cell::D; ++axis)
@@ -142,19 +144,22 @@ void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
         A grad_points[D] = {};
         for (int64_t first = 0; first < p.F; first += kNarrow) {
             const int64_t width = std::min(p.F - first, kNarrow);
-            const T* feats = static_cast<const T*>(p.feats) + n * p.feats_stride[0] + first * p.feats_stride[2];
+            const T* feats =
+                static_cast<const T*>(p.feats) + n * p.feats_stride[0] + first * p.feats_stride[2];
             if (p.feats && whole)
                 gather(feats, 1, K * width, cell);
             else if (p.feats)
                 for (int k = 0; k < K; ++k)
-                    gather(feats + k * p.feats_stride[1], p.feats_stride[2], width, cell + k * width);
+                    gather(feats + k * p.feats_stride[1], p.feats_stride[2], width,
+                           cell + k * width);
             if (p.out) {
                 forward_cell<0>(at, width, cell, width, row);
                 T* out = static_cast<T*>(p.out) + n * p.F + first;
                 for (int64_t f = 0; f < width; ++f) out[f] = store<T>(row[f]);
                 continue;
             }
-            gather(static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0] + first * p.grad_out_stride[1],
+            gather(static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0] +
+                       first * p.grad_out_stride[1],
                    p.grad_out_stride[1], width, row);
             backward_cell<0>(at, width, cell, width, row, p.grad_feats ? grad_cell : nullptr,
                              p.grad_points ? grad_points : nullptr);
@@ -176,8 +181,9 @@ void multilinear_cpu(const MultilinearParams& p, int64_t begin, int64_t end) {
     const bool dense = (!p.feats || p.feats_stride[2] == 1) && (p.out || p.grad_out_stride[1] == 1);
     const auto direct = [&](auto element) {
         using A = decltype(element);
-        const auto run = p.F == 4 ? narrow_points<Cell, A, 4>
-                         : p.F <= kNarrow ? narrow_points<Cell, A, 0> : wide_points<Cell, A>;
+        const auto run = p.F == 4         ? narrow_points<Cell, A, 4>
+                         : p.F <= kNarrow ? narrow_points<Cell, A, 0>
+                                          : wide_points<Cell, A>;
         run(p, begin, end);
     };
     if (dense && p.dtype == DType::kFloat) return direct(float{});

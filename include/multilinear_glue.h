@@ -13,7 +13,8 @@ template <typename Op>
 void check_points(const Tensor& points) {
     check_tensor(Op::name, "points", points);
     if (points.dim() != 2 || points.size(1) != Op::D)
-        raise(Op::name, "points must be (N, " + std::to_string(Op::D) + "), got " + shape_text(points));
+        raise(Op::name,
+              "points must be (N, " + std::to_string(Op::D) + "), got " + shape_text(points));
 }
 
 template <typename Op>
@@ -21,7 +22,8 @@ void check_feats(const Tensor& feats, const Tensor& points) {
     constexpr int K = 1 << Op::D;
     check_tensor(Op::name, "feats", feats);
     if (feats.dim() != 3 || feats.size(1) != K)
-        raise(Op::name, "feats must be (N, " + std::to_string(K) + ", F), got " + shape_text(feats) +
+        raise(Op::name, "feats must be (N, " + std::to_string(K) + ", F), got " +
+                            shape_text(feats) +
                             "; stack the corners of a cell along dimension 1, " + Op::corner_order);
     check_points<Op>(points);
     if (feats.size(0) != points.size(0))
@@ -73,7 +75,9 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
         check_points<Op>(points);
     if (need_points && !feats) raise(Op::name, "the gradient to points needs feats, got None");
     check_tensor(Op::name, "grad_out", grad_out);
-    const int64_t N = points.size(0), F = feats ? feats->size(2) : grad_out.dim() == 2 ? grad_out.size(1) : -1;
+    const int64_t N = points.size(0), F = feats                 ? feats->size(2)
+                                          : grad_out.dim() == 2 ? grad_out.size(1)
+                                                                : -1;
     if (grad_out.dim() != 2 || grad_out.size(0) != N || grad_out.size(1) != F)
         raise(Op::name, "grad_out must be (N, F) = (" + std::to_string(N) + ", " +
                             (F < 0 ? "F" : std::to_string(F)) + "), got " + shape_text(grad_out));
@@ -98,13 +102,14 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
     return {grad_feats, grad_points};
 }
 
-#define OCTET_MULTILINEAR(X, Op)                                                                  \
-    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {                                                     \
-        m.def(#X "(Tensor feats, Tensor points) -> Tensor");                                      \
-        m.def(#X "_backward(Tensor grad_out, Tensor? feats, Tensor points, bool need_feats, "     \
-                 "bool need_points) -> (Tensor grad_feats, Tensor grad_points)");                 \
-    }                                                                                             \
-    STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                              \
-        m.impl(#X, TORCH_BOX(&multilinear<Op>));                                                  \
-        m.impl(#X "_backward", TORCH_BOX(&multilinear_backward<Op>));                             \
+#define OCTET_MULTILINEAR(X, Op)                                                           \
+    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {                                              \
+        m.def(#X "(Tensor feats, Tensor points) -> Tensor");                               \
+        m.def(#X                                                                           \
+              "_backward(Tensor grad_out, Tensor? feats, Tensor points, bool need_feats, " \
+              "bool need_points) -> (Tensor grad_feats, Tensor grad_points)");             \
+    }                                                                                      \
+    STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                       \
+        m.impl(#X, TORCH_BOX(&multilinear<Op>));                                           \
+        m.impl(#X "_backward", TORCH_BOX(&multilinear_backward<Op>));                      \
     }

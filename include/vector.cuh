@@ -27,17 +27,17 @@ struct Word<2> {
     using type = unsigned short;
 };
 
-/// Data that is used once is read and written as "streaming", so that it does not push out of the
-/// cache what is used again.
+/// In one access. The cache hints for data used once (`ld.cs`, `st.cs`) cost up to 8 % on an H200
+/// where reads and writes mix, so there are none.
 template <typename T, int V>
-__device__ inline Vector<T, V> load_streaming(const T* from) {
+__device__ inline Vector<T, V> load_vector(const T* from) {
     using W = typename Word<sizeof(T) * V>::type;
-    return bit_copy<Vector<T, V>>(__ldcs(reinterpret_cast<const W*>(from)));
+    return bit_copy<Vector<T, V>>(*reinterpret_cast<const W*>(from));
 }
 template <typename T, int V>
-__device__ inline void store_streaming(T* to, Vector<T, V> x) {
+__device__ inline void store_vector(T* to, Vector<T, V> x) {
     using W = typename Word<sizeof(T) * V>::type;
-    __stcs(reinterpret_cast<W*>(to), bit_copy<W>(x));
+    *reinterpret_cast<W*>(to) = bit_copy<W>(x);
 }
 
 /// Null, or the text of the error that the launch before it left.

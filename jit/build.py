@@ -21,7 +21,9 @@ _START = (
 )
 
 
-def build(units: list[Unit], toolchain: Toolchain, root: Path, cache: Path) -> dict[str, BuildError]:
+def build(
+    units: list[Unit], toolchain: Toolchain, root: Path, cache: Path
+) -> dict[str, BuildError]:
     """Compile `units` side by side within this machine's cores; the errors of those that failed.
 
     Each unit that succeeds is in the store afterwards. Safe to call from any number of processes.
@@ -38,7 +40,9 @@ def build(units: list[Unit], toolchain: Toolchain, root: Path, cache: Path) -> d
     except BuildError as error:
         return {unit.name: error for unit in units}
     # The longest first, so that no core idles at the end.
-    units = sorted(units, key=lambda unit: -sum(_size(unit, s) for s in built_sources(unit, toolchain)))
+    units = sorted(
+        units, key=lambda unit: -sum(_size(unit, s) for s in built_sources(unit, toolchain))
+    )
     cores = _cores()
     order = {
         "units": [{"name": unit.name, "sources": unit.sources} for unit in units],
@@ -76,8 +80,12 @@ def build(units: list[Unit], toolchain: Toolchain, root: Path, cache: Path) -> d
         worker.wait()
     for unit in units:
         if unit.name not in ended:
-            last = "\n".join(complaint.strip().splitlines()[-5:]) or f"exit status {worker.returncode}"
-            errors[unit.name] = BuildError(f"{unit.name}: the build process ended early:\n{last}", unit.name)
+            last = (
+                "\n".join(complaint.strip().splitlines()[-5:]) or f"exit status {worker.returncode}"
+            )
+            errors[unit.name] = BuildError(
+                f"{unit.name}: the build process ended early:\n{last}", unit.name
+            )
     return errors
 
 
@@ -88,7 +96,9 @@ def _size(unit: Unit, source: str) -> int:
 
 def _cores() -> int:
     """Cores this process may use; MAX_JOBS bounds them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     most = os.environ.get("MAX_JOBS", "")
     return min(cores, int(most)) if most.isdigit() and int(most) > 0 else cores
 
@@ -117,7 +127,9 @@ class _Progress:
             self._live = Progress(
                 *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True
             )
-            self._tasks = {name: self._live.add_task("queued", unit=name, start=False) for name in names}
+            self._tasks = {
+                name: self._live.add_task("queued", unit=name, start=False) for name in names
+            }
 
     def __enter__(self):
         if self._live:

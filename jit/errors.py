@@ -7,7 +7,9 @@ _ERROR = re.compile(
     r"^(?P<file>[^\s:(][^:(]*)(?::(?P<line>\d+)(?::(?P<column>\d+))?:|\((?P<nvcc_line>\d+)\):)"
     r" (?:fatal )?error:? (?P<text>.*)$"
 )
-_LINKER = re.compile(r"undefined reference to|cannot find -l|undefined symbol|multiple definition of")
+_LINKER = re.compile(
+    r"undefined reference to|cannot find -l|undefined symbol|multiple definition of"
+)
 
 
 class BuildError(RuntimeError):
@@ -33,7 +35,9 @@ def first_errors(output: str, most: int = 3) -> str:
     shown = []
     for i, line in enumerate(lines):
         if _ERROR.match(line):
-            context = [text for text in lines[i + 1 : i + 4] if re.match(r"^(\s+\d* ?\||\s{2,}\S)", text)]
+            context = [
+                text for text in lines[i + 1 : i + 4] if re.match(r"^(\s+\d* ?\||\s{2,}\S)", text)
+            ]
             shown.append("\n".join([line, *context]))
         elif _LINKER.search(line):
             shown.append(line)

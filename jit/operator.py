@@ -28,7 +28,10 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
     eager mode and which torch.func can transform (torch 2.11 cannot transform the former).
     """
     torch.library.register_autograd(op, backward, setup_context=setup_context)
-    below_autograd, any_requires_grad = torch._C._AutoDispatchBelowAutograd, torch._C._any_requires_grad
+    below_autograd, any_requires_grad = (
+        torch._C._AutoDispatchBelowAutograd,
+        torch._C._any_requires_grad,
+    )
 
     def forward(*args):
         with below_autograd():
@@ -60,7 +63,9 @@ def check_tensors(op: str, **arguments) -> None:
     """TypeError for the first argument that is no tensor."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}{_cure(value)}")
+            raise TypeError(
+                f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}{_cure(value)}"
+            )
 
 
 def check_fake(op: str, **arguments: Tensor) -> None:
@@ -82,7 +87,9 @@ def check_fake(op: str, **arguments: Tensor) -> None:
 def _cure(value) -> str:
     if type(value).__module__ == "numpy":
         return "; convert it with torch.from_numpy()"
-    return "; convert it with torch.tensor()" if isinstance(value, (list, tuple, int, float)) else ""
+    return (
+        "; convert it with torch.tensor()" if isinstance(value, (list, tuple, int, float)) else ""
+    )
 
 
 def batched(op, flatten: bool) -> None:
@@ -104,6 +111,8 @@ def batched(op, flatten: bool) -> None:
         def split(x):
             return x.unflatten(0, (info.batch_size, len(x) // info.batch_size)) if flatten else x
 
-        return (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)
+        return (
+            (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)
+        )
 
     torch.library.register_vmap(op, rule)

@@ -16,7 +16,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("LOADER_BUILD", "eager", ("eager", "lazy", "never"), "when to compile what the cache lacks"),
+    Setting(
+        "LOADER_BUILD", "eager", ("eager", "lazy", "never"), "when to compile what the cache lacks"
+    ),
     Setting("LOADER_CACHE_DIR", "tmp_build", (), "folder of the build cache, beside `loader.py`"),
     Setting("LOADER_NATIVE", "1", ("0", "1"), "compile for this CPU (`-march=native`)"),
 )

@@ -1,8 +1,9 @@
-"""What compiles, and for which machine, found without running anything: a warm import stays fast."""
+"""What compiles, and for which machine, found without running anything: warm imports stay fast."""
 
 import ctypes
 import glob
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -10,14 +11,24 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 
 from . import settings
 
 # What changes a compiler's output beside its command line.
-_ENVIRONMENT = (
-    "CC CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX "
-    "NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS NVCC_CCBIN PYTORCH_NVCC"
-).split()
+_ENVIRONMENT = [
+    "CC",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "COMPILER_PATH",
+    "GCC_EXEC_PREFIX",
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "PYTORCH_NVCC",
+]
 
 # torch's flags turn off the 16-bit types' operators and conversions; kernels may want them.
 _UNDEFINE = [
@@ -25,7 +36,8 @@ _UNDEFINE = [
     for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
 ]
 CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
-CUDA_FLAGS = ["-O3", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
+# -O is for the launchers alone: device code is optimised fully in any case.
+CUDA_FLAGS = ["-O1", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,9 @@ class Toolchain:
     cxx: str | None  # identity: resolved path, size and time of change
     nvcc: str | None
     cuda_home: str | None
-    architectures: str  # as TORCH_CUDA_ARCH_LIST has them, e.g. "8.0;9.0"; "" builds for the CPU only
+    architectures: (
+        str  # as TORCH_CUDA_ARCH_LIST has them, e.g. "8.0;9.0"; "" builds for the CPU only
+    )
     cpu: str  # digest of the CPU's features where code is made for this CPU, else ""
     torch: str
     cflags: tuple[str, ...]
@@ -52,24 +66,28 @@ class Toolchain:
 
 
 @cache
-def current() -> Toolchain:
+def current(cache_dir: Path) -> Toolchain:
     """The toolchain of this process, as its environment was at the first call."""
     import torch
 
     cuda_home = _cuda_home() if torch.version.cuda else None
-    nvcc = os.environ.get("PYTORCH_NVCC") or (os.path.join(cuda_home, "bin", "nvcc") if cuda_home else None)
+    nvcc = os.environ.get("PYTORCH_NVCC") or (
+        os.path.join(cuda_home, "bin", "nvcc") if cuda_home else None
+    )
     native = settings.value("LOADER_NATIVE") == "1"
     cflags = [*CFLAGS, *(["-march=native"] if native else [])]
     return Toolchain(
         cxx=_identity(os.environ.get("CXX") or "c++"),
         nvcc=_identity(nvcc) if nvcc else None,
         cuda_home=cuda_home,
-        architectures=_architectures() if torch.version.cuda else "",
+        architectures=_architectures(cache_dir) if torch.version.cuda else "",
         cpu=_cpu_features() if native else "",
         torch=f"{torch.__version__} {torch.version.git_version}",
         cflags=tuple(cflags),
         cuda_flags=tuple(CUDA_FLAGS),
-        environment=tuple(f"{name}={os.environ[name]}" for name in _ENVIRONMENT if name in os.environ),
+        environment=tuple(
+            f"{name}={os.environ[name]}" for name in _ENVIRONMENT if name in os.environ
+        ),
     )
 
 
@@ -92,7 +110,9 @@ def _identity(command: str) -> str | None:
 def _cuda_home() -> str | None:
     """Where torch would look for nvcc, and after that the `nvidia-cuda-nvcc` package."""
     nvcc = shutil.which("nvcc")
-    packages = [os.path.join(path, "nvidia", "cu*") for path in sys.path if path.endswith("-packages")]
+    packages = [
+        os.path.join(path, "nvidia", "cu*") for path in sys.path if path.endswith("-packages")
+    ]
     candidates = [
         os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"),
         os.path.dirname(os.path.dirname(os.path.realpath(nvcc))) if nvcc else None,
@@ -108,12 +128,42 @@ def _cuda_home() -> str | None:
     return None
 
 
-def _architectures() -> str:
+def _architectures(cache_dir: Path) -> str:
     """TORCH_CUDA_ARCH_LIST, or else the compute capabilities of this machine's GPUs."""
     named = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     if named and named != "native":
         return ";".join(sorted({a for a in re.split(r"[ ;,]+", named) if a}))
-    return ";".join(_gpu_capabilities())
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
+        return ""
+    devices = sorted([*glob.glob("/dev/nvidia[0-9]*"), *glob.glob("/dev/dxg")])
+    return _remembered_capabilities(devices, cache_dir / "gpus.json") if devices else ""
+
+
+def _remembered_capabilities(devices: list[str], file: Path) -> str:
+    """The capabilities of these device files, from `file` where they were asked since the last boot.
+
+    To ask takes 20 ms, more than all the rest of a warm import.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    fingerprint = [boot, *(f"{device} {os.stat(device).st_rdev}" for device in devices)]
+    try:
+        known = json.loads(file.read_text())
+        if boot and known["devices"] == fingerprint:
+            return known["capabilities"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    found = ";".join(_gpu_capabilities())
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".gpus-{os.getpid()}.json")
+        draft.write_text(json.dumps({"devices": fingerprint, "capabilities": found}))
+        os.replace(draft, file)
+    except OSError:
+        pass  # a read-only cache: ask again next time
+    return found
 
 
 def _gpu_capabilities() -> list[str]:
@@ -122,10 +172,6 @@ def _gpu_capabilities() -> list[str]:
     torch would initialise CUDA to tell, which costs time and makes a later fork of this process
     unable to use the GPU.
     """
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
-        return []
-    if not (glob.glob("/dev/nvidia[0-9]*") or os.path.exists("/dev/dxg")):
-        return []
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -139,7 +185,9 @@ def _gpu_capabilities() -> list[str]:
         for i in range(count.value):
             device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
             if nvml.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(device)) == 0:
-                nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor))
+                nvml.nvmlDeviceGetCudaComputeCapability(
+                    device, ctypes.byref(major), ctypes.byref(minor)
+                )
                 found.add((major.value, minor.value))
     finally:
         nvml.nvmlShutdown()
@@ -153,5 +201,9 @@ def _cpu_features() -> str:
             first = file.read(8192).split(b"\n\n")[0]
     except OSError:
         return "unknown"
-    facts = [line for line in first.splitlines() if re.match(rb"(model|cpu family|flags|Features|CPU )", line)]
+    facts = [
+        line
+        for line in first.splitlines()
+        if re.match(rb"(model|cpu family|flags|Features|CPU )", line)
+    ]
     return hashlib.sha256(b"\n".join(facts)).hexdigest()[:16]

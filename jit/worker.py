@@ -13,7 +13,9 @@ compilers that it started may still be writing there.
 import fcntl
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 import traceback
@@ -43,6 +45,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     import torch.utils.cpp_extension  # noqa: F401  once here, for all the forks
 
+    linker = _linker_flags()
     waiting = [Unit(u["name"], Path(order["root"]), tuple(u["sources"])) for u in order["units"]]
     running: set[int] = set()
     while waiting or running:
@@ -50,7 +53,7 @@ def main() -> None:
             unit = waiting.pop(0)
             pid = os.fork()
             if pid == 0:
-                _build_and_exit(unit, toolchain, Path(order["cache"]), report)
+                _build_and_exit(unit, toolchain, linker, Path(order["cache"]), report)
             running.add(pid)
         pid, _ = os.wait()
         running.discard(pid)
@@ -73,11 +76,13 @@ def _prepare_environment(toolchain: Toolchain, order: dict) -> None:
     os.environ["TORCH_CUDA_ARCH_LIST"] = toolchain.architectures or "9.0"
 
 
-def _build_and_exit(unit: Unit, toolchain: Toolchain, cache: Path, report) -> None:
+def _build_and_exit(
+    unit: Unit, toolchain: Toolchain, linker: list[str], cache: Path, report
+) -> None:
     """The life of a fork: one unit, then `_exit`, so that nothing of the parent's runs twice."""
     started = time.perf_counter()
     try:
-        state, facts = "done", {"key": build(unit, toolchain, cache, report)}
+        state, facts = "done", {"key": build(unit, toolchain, linker, cache, report)}
     except Exception as error:
         log = cache / "work" / f"{unit.name}.log"
         text = str(error) if isinstance(error, (RuntimeError, OSError)) else traceback.format_exc()
@@ -94,7 +99,7 @@ def _build_and_exit(unit: Unit, toolchain: Toolchain, cache: Path, report) -> No
     os._exit(0)
 
 
-def build(unit: Unit, toolchain: Toolchain, cache: Path, report) -> str:
+def build(unit: Unit, toolchain: Toolchain, linker: list[str], cache: Path, report) -> str:
     """Compile `unit` and publish it, unless another process has meanwhile; its key.
 
     The sources are digested before and after: where somebody saved an edit in between, the library
@@ -112,7 +117,7 @@ def build(unit: Unit, toolchain: Toolchain, cache: Path, report) -> str:
             if store.verified(unit.name, key(inputs)):
                 return key(inputs)
             report(unit.name, "compiling")
-            library = _compile(unit, toolchain, folder)
+            library = _compile(unit, toolchain, linker, folder)
             if manifest(unit, toolchain, Sources(unit.root)) == inputs:
                 store.publish(library, inputs, key(inputs))
                 return key(inputs)
@@ -138,7 +143,7 @@ def _acquire(lock, unit: Unit, report) -> None:
     lock.flush()
 
 
-def _compile(unit: Unit, toolchain: Toolchain, folder: Path) -> Path:
+def _compile(unit: Unit, toolchain: Toolchain, linker: list[str], folder: Path) -> Path:
     """Run load() in the work folder; the library it made there."""
     from torch.utils.cpp_extension import load
 
@@ -160,7 +165,7 @@ def _compile(unit: Unit, toolchain: Toolchain, folder: Path) -> Path:
             sources=[str(unit.root / source) for source in sources],
             extra_cflags=[*toolchain.cflags, *define],
             extra_cuda_cflags=[*toolchain.cuda_flags, *define],
-            extra_ldflags=_ldflags(folder, toolchain if with_cuda else None),
+            extra_ldflags=[*linker, *(_cuda_runtime(folder, toolchain) if with_cuda else [])],
             extra_include_paths=[str(unit.root / "include")],
             build_directory=str(folder),
             with_cuda=with_cuda,
@@ -185,22 +190,31 @@ def _drop_stale_objects(unit: Unit, sources: tuple[str, ...], folder: Path) -> N
     for source in sources:
         if before.get(source) != now[source]:
             stem = Path(source).stem
-            (folder / (f"{stem}.cuda.o" if source.endswith(".cu") else f"{stem}.o")).unlink(missing_ok=True)
+            (folder / (f"{stem}.cuda.o" if source.endswith(".cu") else f"{stem}.o")).unlink(
+                missing_ok=True
+            )
     record.write_text(json.dumps(now))
 
 
-def _ldflags(folder: Path, cuda: Toolchain | None) -> list[str]:
-    """The fastest linker there is, and the CUDA runtime's name where a toolkit lacks it."""
-    flags = ["-Wl,--as-needed"]
-    flags += next((f"-fuse-ld={n}" for n in ("lld", "gold") if shutil.which(f"ld.{n}")), "").split()
-    if cuda:
-        libraries = [Path(cuda.cuda_home) / name for name in ("lib64", "lib")]
-        if not any((path / "libcudart.so").exists() for path in libraries):
-            # NVIDIA's wheels have libcudart.so.13 but not the name that -lcudart looks for.
-            for found in (file for path in libraries for file in path.glob("libcudart.so.*")):
-                link = folder / "libcudart.so"
-                link.unlink(missing_ok=True)
-                link.symlink_to(found)
-                flags.append(f"-L{folder}")
-                break
-    return flags
+def _linker_flags() -> list[str]:
+    """The fastest linker that works with this compiler: lld, gold, or its own choice."""
+    command = shlex.split(os.environ.get("CXX") or "c++")
+    for name in ("lld", "gold"):
+        if shutil.which(f"ld.{name}"):
+            trial = [*command, "-shared", "-fPIC", f"-fuse-ld={name}", "-x", "c++", "/dev/null"]
+            if subprocess.run([*trial, "-o", "/dev/null"], capture_output=True).returncode == 0:
+                return [f"-fuse-ld={name}", "-Wl,--as-needed"]
+    return ["-Wl,--as-needed"]
+
+
+def _cuda_runtime(folder: Path, toolchain: Toolchain) -> list[str]:
+    """The CUDA runtime under the name that -lcudart looks for, which NVIDIA's wheels lack."""
+    libraries = [Path(toolchain.cuda_home) / name for name in ("lib64", "lib")]
+    if any((path / "libcudart.so").exists() for path in libraries):
+        return []
+    for found in (file for path in libraries for file in path.glob("libcudart.so.*")):
+        link = folder / "libcudart.so"
+        link.unlink(missing_ok=True)
+        link.symlink_to(found)
+        return [f"-L{folder}"]
+    return []

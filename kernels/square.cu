@@ -1,7 +1,6 @@
 // square on the GPU; the kernels are elementwise.cuh's.
-#include "square.h"
-
 #include "elementwise.cuh"
+#include "square.h"
 
 const char* square_cuda(const ElementwiseParams* p, void* stream) {
     return elementwise_cuda<Square>(*p, stream);

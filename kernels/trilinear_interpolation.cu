@@ -1,6 +1,5 @@
 // Trilinear interpolation on the GPU. The kernels are multilinear.cuh's, for TrilinearCell.
 #include "multilinear.cuh"
-
 #include "trilinear_interpolation.h"
 
 const char* trilinear_interpolation_cuda(const MultilinearParams* p, void* stream) {

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operator import batched, check_fake, check_tensors, differentiable, library, registered
+from loader.jit.operator import (
+    batched,
+    check_fake,
+    check_tensors,
+    differentiable,
+    library,
+    registered,
+)
 
 
 class Multilinear:
@@ -47,14 +54,20 @@ class Multilinear:
         check_fake(self.name, feats=feats, points=points)
         shapes = f"feats (N, {self.corners}, F) and points (N, {len(self.axes)})"
         torch._check(
-            feats.dim() == 3 and points.dim() == 2 and feats.shape[1] == self.corners
+            feats.dim() == 3
+            and points.dim() == 2
+            and feats.shape[1] == self.corners
             and points.shape[1] == len(self.axes),
-            lambda: f"{self.name}: expected {shapes}, got {tuple(feats.shape)} and {tuple(points.shape)}",
+            lambda: (
+                f"{self.name}: expected {shapes}, got {tuple(feats.shape)} and {tuple(points.shape)}"
+            ),
         )
         torch._check(
             feats.shape[0] == points.shape[0],
-            lambda: f"{self.name}: {shapes} must have the same N, "
-            f"got {tuple(feats.shape)} and {tuple(points.shape)}",
+            lambda: (
+                f"{self.name}: {shapes} must have the same N, "
+                f"got {tuple(feats.shape)} and {tuple(points.shape)}"
+            ),
         )
         return feats.new_empty((feats.shape[0], feats.shape[2]))
 
@@ -115,7 +128,11 @@ class Multilinear:
             if need_points:
                 dot = torch.einsum("nkf,nf->nk", rows, grad)
                 columns = [
-                    sum(along[:, e] * (self._partial(at, {d, e}) * dot).sum(1) for e in axes if e != d)
+                    sum(
+                        along[:, e] * (self._partial(at, {d, e}) * dot).sum(1)
+                        for e in axes
+                        if e != d
+                    )
                     for d in axes
                 ]
                 extra = torch.stack(columns, 1).to(points.dtype)

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operator import batched, check_fake, check_tensors, differentiable, library, registered
+from loader.jit.operator import (
+    batched,
+    check_fake,
+    check_tensors,
+    differentiable,
+    library,
+    registered,
+)
 
 _forward, _backward = library("square"), registered("square_backward")
 

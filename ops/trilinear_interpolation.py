@@ -62,7 +62,9 @@ def trilinear_interpolation_reference(feats: Tensor, points: Tensor) -> Tensor:
     work = torch.promote_types(feats.dtype, torch.float32)
     x, y, z = points.to(work)[:, None].unbind(-1)
     cells = feats.to(work).unflatten(1, (2, 2, 2))
-    planes = cells[:, 0] * ((1 - x) / 2)[..., None, None] + cells[:, 1] * ((1 + x) / 2)[..., None, None]
+    planes = (
+        cells[:, 0] * ((1 - x) / 2)[..., None, None] + cells[:, 1] * ((1 + x) / 2)[..., None, None]
+    )
     lines = planes[:, 0] * ((1 - y) / 2)[..., None] + planes[:, 1] * ((1 + y) / 2)[..., None]
     return (lines[:, 0] * (1 - z) / 2 + lines[:, 1] * (1 + z) / 2).to(feats.dtype)
 

@@ -14,8 +14,10 @@ __global__ void forward(const Cells<T> feats, const Rows<P> points, Rows<T> out)
     if (n >= feats.size(0) || f >= feats.size(2)) return;
     const float u = (points[n][0] + 1) / 2, v = (points[n][1] + 1) / 2, w = (points[n][2] + 1) / 2;
     const float a = (1 - v) * (1 - w), b = (1 - v) * w, c = v * (1 - w), d = v * w;
-    out[n][f] = (1 - u) * (a * feats[n][0][f] + b * feats[n][1][f] + c * feats[n][2][f] + d * feats[n][3][f]) +
-                u * (a * feats[n][4][f] + b * feats[n][5][f] + c * feats[n][6][f] + d * feats[n][7][f]);
+    out[n][f] =
+        (1 - u) *
+            (a * feats[n][0][f] + b * feats[n][1][f] + c * feats[n][2][f] + d * feats[n][3][f]) +
+        u * (a * feats[n][4][f] + b * feats[n][5][f] + c * feats[n][6][f] + d * feats[n][7][f]);
 }
 
 template <typename T, typename P>

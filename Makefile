@@ -1,0 +1,45 @@
+# Everything runs in .venv, which is made from requirements.txt on first use.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: demo fit test check format bench lock clean
+
+demo: $(READY)  ## the main job: resample a brain, check and time it
+	$(RUN) examples/resample_brain.py
+
+fit: $(READY)  ## recover a volume and its sampling positions by gradient descent
+	$(RUN) examples/fit_volume.py
+
+test: $(READY)
+	$(RUN) -m pytest -q
+
+check: $(READY)  ## formatting and lint, nothing is changed
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh')
+
+format: $(READY)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	$(VENV)/bin/clang-format -i $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh')
+
+bench: $(READY)
+	$(RUN) -m loader bench interpolation
+
+lock:  ## needs uv
+	uv pip compile --universal --python-version 3.10 --group dev --no-emit-index-url --no-header \
+	    --no-annotate -q -o requirements.txt
+	sed -i '1i # Made by `make lock` from pyproject.toml, for every Python from 3.10 on. Do not edit.' requirements.txt
+
+$(READY): requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, \
+	    $(PYTHON) is %d.%d; set PYTHON=python3.12, say" % sys.version_info[:2])'
+	@$(PYTHON) -m venv $(VENV) || { echo 'Python has no venv module; Debian, Ubuntu: apt install python3-venv'; exit 1; }
+	@echo 'Installing the packages of requirements.txt into $(VENV), once (some 5 GB with torch)'
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.txt
+	@touch $@
+
+clean:  ## the build cache; .venv stays
+	rm -rf tmp_build/store tmp_build/work

@@ -1,0 +1,81 @@
+"""Fixtures of the whole suite: the devices, and caches and checkouts that a test may spoil."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="no GPU on this machine")
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    """Each device in turn; those that need a GPU are skipped without one."""
+    return request.param
+
+
+class Checkout:
+    """A copy of the sources that a test may edit, with a build cache of its own."""
+
+    def __init__(self, folder: Path, only: str | None = None):
+        self.root, self.cache = folder / "checkout", folder / "cache"
+        self.root.mkdir()
+        shutil.copy(ROOT / "loader.py", self.root)
+        for room in ("jit", "ops", "kernels", "include"):
+            shutil.copytree(
+                ROOT / room, self.root / room, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        if only:
+            for room in ("ops", "kernels"):
+                for file in (self.root / room).glob("*.c*"):
+                    if file.stem not in (only, f"{only}_cpu"):
+                        file.unlink()
+
+    def environment(self, **changes) -> dict:
+        """The environment of a run: neither GPUs nor an architecture list, unless a change says so."""
+        cleared = ("TORCH_CUDA_ARCH_LIST", "LOADER_BUILD", "LOADER_NATIVE", "PYTHONPATH")
+        env = {k: v for k, v in os.environ.items() if k not in cleared}
+        env |= {"LOADER_CACHE_DIR": str(self.cache), "CUDA_VISIBLE_DEVICES": ""}
+        for name, value in changes.items():
+            env.pop(name, None) if value is None else env.update({name: str(value)})
+        return env
+
+    def start(self, code: str, **changes) -> subprocess.Popen:
+        """A Python process in the checkout, not waited for."""
+        return subprocess.Popen(
+            [sys.executable, "-W", "error::UserWarning", "-c", code],
+            cwd=self.root,
+            env=self.environment(**changes),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str, **changes) -> subprocess.CompletedProcess:
+        """Run Python code in the checkout to its end."""
+        process = self.start(code, **changes)
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(code, process.returncode, out, err)
+
+    def entries(self) -> list[str]:
+        """Names of the store's entries."""
+        store = self.cache / "store"
+        return sorted(p.name for p in store.iterdir() if p.name[0] != ".") if store.exists() else []
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout whose one operator is `square`, with an empty cache."""
+    return Checkout(tmp_path, only="square")

@@ -1,0 +1,117 @@
+"""What is tested of every elementwise operator; test_X.py adds the facts of its own."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import loader
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+LAYOUTS = {
+    "empty": lambda x: x[:0],
+    "scalar": lambda x: x.flatten()[0],
+    "plain": lambda x: x,
+    "odd length": lambda x: x.flatten()[: x.numel() - 3],
+    "off by one element": lambda x: x.flatten()[1:],
+    "transposed": lambda x: x.transpose(0, 2),
+    "every other": lambda x: x[:, ::2, ::3],
+    "expanded": lambda x: x[:, :1].expand(-1, 5, -1),
+    "nine dimensions": lambda x: x.flatten()[: 2 * 3**9].view(3, 3, 3, 3, 3, 3, 3, 3, 3, 2)[
+        ..., ::2
+    ].permute(8, 7, 6, 5, 4, 3, 2, 1, 0, 9)[::2, 1:, ::2, 1:, ::2, 1:, ::2, 1:, ::2],
+}  # fmt: skip
+
+
+class ElementwiseTests:
+    """`name`, and how many `inputs` it takes."""
+
+    name: str
+    inputs: int
+
+    def form(self, suffix=""):
+        return getattr(loader, self.name + suffix)
+
+    def sample(self, device="cpu", dtype=torch.float32, layout="plain"):
+        generator = torch.Generator(device).manual_seed(1)
+        make = {"device": device, "generator": generator}
+        return [
+            LAYOUTS[layout](torch.randn(40, 33, 31, **make).to(dtype)) for _ in range(self.inputs)
+        ]
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_matches_the_reference(self, layout, dtype, device):
+        """Within one rounding of the exact result; a memory format that is dense is kept."""
+        args = self.sample(device, dtype, layout)
+        out = self.form()(*args)
+        expected = self.form("_reference")(*(x.double() for x in args))
+        eps = torch.finfo(dtype).eps
+        assert out.dtype == dtype and out.shape == args[0].shape
+        assert out.stride() == torch.empty_like(args[0]).stride()
+        assert_close(out.double(), expected, rtol=eps, atol=eps * 1e-3)
+        assert torch.equal(self.form("_fw")(*args), out)
+
+    @pytest.mark.parametrize("layout", ["plain", "transposed", "every other", "expanded", "scalar"])
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_gradients_match_the_reference(self, layout, dtype, device):
+        leaves = [x.detach().requires_grad_() for x in self.sample(device, dtype, layout)]
+        doubles = [x.detach().double().requires_grad_() for x in leaves]
+        out, expected = self.form()(*leaves), self.form("_reference")(*doubles)
+        weight = torch.linspace(-1, 1, max(out.numel(), 1), device=device).view(out.shape).to(dtype)
+        grads = torch.autograd.grad(out, leaves, weight)
+        wanted = torch.autograd.grad(expected, doubles, weight.double())
+        for grad, reference in zip(grads, wanted, strict=True):
+            eps = torch.finfo(dtype).eps
+            assert_close(grad.double(), reference, rtol=2 * eps, atol=eps * 1e-3)
+
+    def test_mixed_layouts(self, device):
+        args = self.sample(device)
+        args[0] = args[0].transpose(0, 1).contiguous().transpose(0, 1)
+        assert_close(self.form()(*args), self.form("_reference")(*args))
+
+    def test_gradients(self, device):
+        args = [x[:2, :3, 0].double().requires_grad_() for x in self.sample(device)]
+        assert torch.autograd.gradcheck(self.form(), args)
+        assert torch.autograd.gradgradcheck(self.form(), args)
+
+    @pytest.mark.filterwarnings("ignore")  # what torch.compile itself says
+    def test_compiles_as_one_graph(self, device):
+        args = [x[:3].requires_grad_() for x in self.sample(device)]
+        run = torch.compile(lambda *x: self.form()(*x) * 2, fullgraph=True)
+        grads = torch.autograd.grad(run(*args).sum(), args)
+        assert_close(run(*args), self.form("_reference")(*args) * 2)
+        assert_close(grads, torch.autograd.grad((self.form("_reference")(*args) * 2).sum(), args))
+
+    def test_function_transforms(self):
+        args = [x[:4, :5, 0] for x in self.sample()]
+        assert_close(torch.func.vmap(self.form())(*args), self.form()(*args))
+
+        def loss(*x):
+            return self.form()(*x).square().sum()
+
+        each = torch.func.vmap(torch.func.grad(loss))(*args)
+        assert_close(each, torch.func.grad(loss)(*args))
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_registered_operator_passes_opcheck(self, dtype, device):
+        args = [x[:3, :2].requires_grad_() for x in self.sample(device, dtype)]
+        torch.library.opcheck(getattr(torch.ops.octet, self.name).default, args)
+        torch.library.opcheck(
+            getattr(torch.ops.octet, self.name).default,
+            [x.detach().transpose(0, 1).requires_grad_() for x in args],
+        )
+
+    def test_bad_input_gets_one_clear_message(self):
+        first = self.first
+        rest = [torch.ones(3)] * (self.inputs - 1)
+        for bad, kind, message in (
+            (torch.ones(3).int(), RuntimeError, f"{first} must be float32, float64, float16 or bfloat16, got int32; convert it, e.g. {first}.float()"),
+            (torch.ones(3).to_sparse(), RuntimeError, f"{first} must be a dense tensor, got a sparse or packed one; use {first}.to_dense()"),
+            (torch.ones(3).numpy(), TypeError, f"{first} must be a torch.Tensor, got ndarray; convert it with torch.from_numpy()"),
+            (None, TypeError, f"{first} must be a torch.Tensor, got NoneType"),
+        ):  # fmt: skip
+            with pytest.raises(kind) as caught:
+                self.form()(bad, *rest)
+            assert str(caught.value) == f"{self.name}: {message}"
+        with pytest.raises(RuntimeError, match="is on the meta device"):
+            self.form()(torch.ones(3, device="meta"), *rest)
