@@ -34,6 +34,7 @@ if __name__ == "__main__":
 
 import torch
 
+from loader.jit import index as _index
 from loader.jit import key as _key
 from loader.jit import settings as _settings
 from loader.jit import store as _store
@@ -75,9 +76,10 @@ def build(*names: str) -> None:
 def _find(names: list[str]) -> list[str]:
     """Work out the keys of these operators; those that the store lacks."""
     toolchain, sources = _toolchain.current(_cache), _units.Sources(_root)
-    store, missing = _store.Store(_cache), []
+    store, missing, paths = _store.Store(_cache), [], set()
     for name in names:
         inputs = _key.manifest(_operators[name], toolchain, sources)
+        paths.update(inputs["files"])
         _keys[name] = _key.key(inputs)
         if store.has(name, _keys[name]):
             continue
@@ -88,7 +90,19 @@ def _find(names: list[str]) -> list[str]:
             _keys[name] = like
         else:
             missing.append(name)
+    if not missing and set(names) == set(_operators):
+        _index.Index(store.path, _root, toolchain).remember(_keys, sorted(paths))
     return missing
+
+
+def _find_quickly() -> bool:
+    """Whether nothing has changed since all operators were last found in the store."""
+    store = _store.Store(_cache)
+    keys = _index.Index(store.path, _root, _toolchain.current(_cache)).keys()
+    if keys is None or not store.has_all(keys):
+        return False
+    _keys.update(keys)
+    return True
 
 
 def _build_missing(names: list[str]) -> dict[str, BuildError]:
@@ -175,6 +189,6 @@ class _Namespace(torch._ops._OpNamespace):
 
 torch.ops.octet = _Namespace("octet")
 
-if _settings.value("LOADER_BUILD") == "eager":
-    for _error in _build_missing([*_operators]).values():
-        print(f"loader: {_error}", file=sys.stderr)
+if _settings.value("LOADER_BUILD") == "eager" and not _find_quickly():
+    for _message in dict.fromkeys(map(str, _build_missing([*_operators]).values())):
+        print(f"loader: {_message}", file=sys.stderr)

@@ -2,7 +2,8 @@
 
 Bytes that must move, for (N, F) and K corners, s bytes to an element and 4 to a coordinate:
 forward and backward to feats N (K F s + F s + 4 D), backward to both N (2 K F s + F s + 8 D).
-Peers: the tutorial's kernel, eager PyTorch, torch.compile of the same formula; limit: a large copy.
+Peers: the tutorial's kernel, eager PyTorch, torch.compile of the same formula. Limits: a copy of as
+many bytes, and the bandwidth of a large copy.
 """
 
 import argparse
@@ -69,13 +70,16 @@ def measure(operator, D, N, F, dtype, timer, tutorial, limit):
             runs[direction][name] = lambda out=out, leaves=leaves: torch.autograd.grad(
                 out, leaves, grad_out, retain_graph=True
             )
-    if tutorial and D == 3:
+    if tutorial:
         runs["forward"]["tutorial"] = lambda: tutorial.fw(feats.detach(), points.detach())
         runs["backward to feats"]["tutorial"] = lambda: tutorial.bw(grad_out, points.detach())
     once = N * (F * feats.element_size() * (2**D + 1) + 4 * D)
     both = N * (F * feats.element_size() * (2 * 2**D + 1) + 8 * D)
     for direction, contenders in runs.items():
         size = both if direction == "backward to both" else once
+        source = torch.ones(size // 2, dtype=torch.uint8, device=timer.device)
+        target = torch.empty_like(source)
+        contenders["copy"] = lambda target=target, source=source: target.copy_(source)
         times = timer(contenders)
         row = {
             "operator": operator,
@@ -104,37 +108,38 @@ def check(functions, feats, points, reference):
 def show(row):
     """One line for a case."""
     us = {name: times["median"] for name, times in row["us"].items()}
-    peers = "  ".join(f"{us[n] / us['loader']:.2f}x {n}" for n in us if n != "loader")
+    ours = us["loader"]
+    peers = "  ".join(f"{us[n] / ours:.2f}x {n}" for n in us if n not in ("loader", "copy"))
     print(
-        f"{row['operator'][:9]} {row['direction']:<17} N={row['N']:<8} F={row['F']:<4} {row['dtype']:<9}"
-        f"{us['loader']:9.1f} us {row['bytes'] / 1e6:7.0f} MB {row['bytes'] / us['loader'] / 1e6:6.3f} TB/s "
-        f"{100 * row['limit_us'] / us['loader']:4.0f} % of copy  {peers}",
+        f"{row['operator'][:9]} {row['direction']:<17} N={row['N']:<8} F={row['F']:<4}"
+        f"{row['dtype']:<9}{ours:9.1f} us {row['bytes'] / 1e6:7.0f} MB "
+        f"{row['bytes'] / ours / 1e6:6.3f} TB/s {100 * us['copy'] / ours:4.0f} % of a copy as large"
+        f" {100 * row['limit_us'] / ours:4.0f} % of a large copy  {peers}",
         flush=True,
     )
 
 
 def main(arguments=None):
-    """Run all cases and keep the results."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loader bench interpolation", description=__doc__
-    )
+    """Run the cases of each operator and keep its results."""
+    parser = argparse.ArgumentParser(prog="python -m loader bench interpolation")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument(
-        "--quick", action="store_true", help="trilinear, float32, without the tutorial's kernel"
-    )
-    parser.add_argument("--results", type=Path, help="folder of the result file")
+    parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=[*OPERATORS])
+    parser.add_argument("--quick", action="store_true", help="float32, no tutorial kernel")
+    parser.add_argument("--results", type=Path, help="folder of the result files")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
     torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
     timer = Timer(options.device, options.repeats)
     limit = timer.copy_bandwidth()
     print(f"copy: {limit / 1e6:.3f} TB/s", flush=True)
-    tutorial = tutorial_kernel() if cuda and not options.quick else None
-    rows = []
-    for operator, D in [*OPERATORS.items()][: 1 if options.quick else 2]:
+    for operator in options.operators:
+        with_tutorial = cuda and operator == "trilinear_interpolation" and not options.quick
+        tutorial = tutorial_kernel() if with_tutorial else None
+        rows = []
         for dtype in DTYPES[: 1 if options.quick else 3]:
             for N, F in CASES if cuda else CPU_CASES:
-                rows += measure(operator, D, N, F, dtype, timer, tutorial, limit)
-    facts = {**circumstances(options.device, [*OPERATORS]), "copy_bytes_per_us": limit}
-    print("kept in", keep("interpolation", options.device, facts, rows, options.results))
+                case = (operator, OPERATORS[operator], N, F, dtype)
+                rows += measure(*case, timer, tutorial, limit)
+        facts = {**circumstances(options.device, [operator]), "copy_bytes_per_us": limit}
+        print("kept in", keep(operator, options.device, facts, rows, options.results), flush=True)

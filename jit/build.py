@@ -30,11 +30,11 @@ def build(
     """
     if toolchain.cxx is None:
         command = os.environ.get("CXX") or "c++"
-        text = (
+        error = BuildError(
             f"no C++ compiler: `{command}` is not on PATH; "
             "install one (Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
         )
-        return {unit.name: BuildError(f"{unit.name}: {text}", unit.name) for unit in units}
+        return {unit.name: error for unit in units}
     try:
         make_private(cache / "store")
     except BuildError as error:

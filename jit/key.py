@@ -19,7 +19,7 @@ def manifest(unit: Unit, toolchain: Toolchain, sources: Sources) -> dict:
         "format": FORMAT,
         "unit": unit.name,
         "files": dict(sorted(files.items())),
-        "toolchain": toolchain.identity(),
+        "toolchain": toolchain.identity,
     }
 
 

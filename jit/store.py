@@ -34,6 +34,10 @@ class Store:
         """Whether there is such an entry; its library may still prove damaged."""
         return os.path.exists(self.entry(unit, key) / MANIFEST)
 
+    def has_all(self, keys: dict[str, str]) -> bool:
+        """Whether there are entries for all of these, by unit; at the cost of one listing."""
+        return {f"{unit}-{key}" for unit, key in keys.items()} <= {*os.listdir(self.path)}
+
     def find_like(self, wanted: dict, unknown: tuple[str, ...]) -> str | None:
         """The key of an entry that equals the manifest `wanted` but for what `unknown` names.
 
@@ -50,7 +54,7 @@ class Store:
             except (OSError, ValueError, KeyError):
                 continue
             toolchain = dict(stored["toolchain"])
-            toolchain.update({fact: wanted["toolchain"].get(fact) for fact in unknown})
+            toolchain |= {f: wanted["toolchain"][f] for f in unknown if f in toolchain}
             if {**stored, "toolchain": toolchain} == wanted:
                 return name[len(prefix) :]
         return None

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from . import settings
@@ -56,9 +56,10 @@ class Toolchain:
     cuda_flags: tuple[str, ...]
     environment: tuple[str, ...]
 
+    @cached_property
     def identity(self) -> dict:
         """What enters a build's key, by name."""
-        facts = asdict(self)
+        facts = {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         del facts["cuda_home"]  # nvcc's identity has the path
         if not self.architectures:
             del facts["nvcc"], facts["cuda_flags"]

@@ -59,7 +59,7 @@ class Sources:
             found[path] = digest
             folder = os.path.dirname(path)
             for name in includes:
-                pending += [os.path.normpath(os.path.join(folder, name)), f"include/{name}"]
+                pending += [os.path.normpath(os.path.join(at, name)) for at in (folder, "include")]
         return found
 
     def _read_file(self, path: str) -> tuple[str | None, tuple[str, ...]]:
