@@ -133,7 +133,8 @@ def _load(name: str) -> None:
         if _settings.value("LOADER_BUILD") == "never":
             raise BuildError(
                 f"{name}: there is no build of these sources for this machine in {_cache}, and "
-                "LOADER_BUILD=never forbids to compile it; unset it, or run `python -m loader build`",
+                "LOADER_BUILD=never forbids to compile it; unset that, "
+                "or run `python -m loader build`",
                 name,
             )
         store.discard(name, _keys[name])  # where it was there, but damaged

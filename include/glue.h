@@ -22,6 +22,13 @@ extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, voi
 #define OCTET_CUDA_LAUNCHER(function) static_cast<decltype(&(function))>(nullptr)
 #endif
 
+#define OCTET_TEXT(x) OCTET_TEXT_OF(x)
+#define OCTET_TEXT_OF(x) #x
+#define OCTET_TORCH_CUDA OCTET_TEXT(OCTET_CUDA_VERSION)  // of the torch that this is built for
+#define OCTET_NVCC_WHEELS                                                        \
+    "'nvidia-cuda-nvcc==" OCTET_TORCH_CUDA ".*' 'nvidia-nvvm==" OCTET_TORCH_CUDA \
+    ".*' 'nvidia-cuda-crt==" OCTET_TORCH_CUDA ".*'"
+
 using torch::stable::Tensor;
 
 /// Throws what Python sees as RuntimeError, with this text alone.
@@ -78,13 +85,11 @@ inline void check_tensor(const char* op, const char* argument, const Tensor& x) 
                       device_text(x) + "; move it, e.g. " + argument + ".cpu()");
 #ifndef OCTET_CUDA
     if (x.is_cuda())
-        raise(
-            op,
-            std::string(argument) + " is on " + device_text(x) +
-                ", but this build is for the CPU only, as it found no CUDA compiler, or no GPU "
-                "to compile for; install the CUDA toolkit of torch.version.cuda with nvcc on PATH "
-                "or CUDA_HOME set (or name the GPU in TORCH_CUDA_ARCH_LIST), and import loader "
-                "again");
+        raise(op,
+              std::string(argument) + " is on " + device_text(x) +
+                  ", but this build is for the CPU only: nvcc was not found, or no GPU; install "
+                  "the CUDA toolkit " OCTET_TORCH_CUDA " or pip install " OCTET_NVCC_WHEELS
+                  ", or name the GPU in TORCH_CUDA_ARCH_LIST, and import loader again");
 #endif
 }
 

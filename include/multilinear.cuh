@@ -23,7 +23,6 @@ __global__ void __launch_bounds__(kThreads) forward_wide(MultilinearParams p, in
     constexpr int K = 1 << Cell::D;
     const int64_t n = int64_t(blockIdx.x) * (kThreads / columns) + threadIdx.x / columns;
     if (n >= p.N) return;
-    const Position<Cell, A> at(p, n);
     const T* feats = static_cast<const T*>(p.feats) + n * p.feats_stride[0];
     T* out = static_cast<T*>(p.out) + n * p.F;
     for (int64_t f = threadIdx.x % columns * V; f < p.F; f += columns * V) {
@@ -31,6 +30,7 @@ __global__ void __launch_bounds__(kThreads) forward_wide(MultilinearParams p, in
 #pragma unroll
         for (int k = 0; k < K; ++k)
             corner[k] = load_vector<T, V>(feats + k * p.feats_stride[1] + f * p.feats_stride[2]);
+        const Position<Cell, A> at(p, n);  // read late: the cell's loads are under way already
         A acc[V] = {};
 #pragma unroll
         for (int k = 0; k < K; ++k) {
@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(kThreads) backward_flat(MultilinearParams p, i
         const int64_t i = first + j * kThreads, row = i >> log_row, n = row >> Cell::D;
         if (n >= p.N) return;
         const int64_t f = (i & ((int64_t(1) << log_row) - 1)) * V;
-        const A w = Position<Cell, A>(p, n).weight(int(row) & ((1 << Cell::D) - 1));
         const T* grad_out = static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0];
         Vector<T, V> x = load_vector<T, V>(grad_out + f);
+        const A w = Position<Cell, A>(p, n).weight(int(row) & ((1 << Cell::D) - 1));
 #pragma unroll
         for (int v = 0; v < V; ++v) x.at[v] = store<T>(w * load(x.at[v]));
         store_vector(static_cast<T*>(p.grad_feats) + i * V, x);
@@ -278,8 +278,9 @@ inline const char* launch_wide(const MultilinearParams& p, cudaStream_t stream) 
         backward_flat<Cell, T, V><<<unsigned(blocks), kThreads, 0, stream>>>(p, log_row);
         return launch_error();
     }
+    const int most = p.grad_points ? 32 : kThreads;  // sums over a point's features stay in a warp
     int columns = 1;
-    while (columns < 32 && columns * V < p.F) columns *= 2;
+    while (columns < most && columns * V < p.F) columns *= 2;
     const int64_t blocks = ceil_div(p.N, kThreads / columns);
     if (blocks > 0x7fffffff) return "more points than one CUDA grid can hold";
     const auto kernel = p.out           ? forward_wide<Cell, T, V>

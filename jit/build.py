@@ -1,4 +1,4 @@
-"""Building what the store lacks: hands units to a worker process, shows progress, gathers errors."""
+"""Building what the store lacks: a worker process compiles, here are progress and errors."""
 
 import json
 import os
@@ -154,11 +154,9 @@ class _Progress:
         if self._live:
             self._live.stop()
         if sys.stderr is not None:
-            names = ", ".join(self._names)
-            print(
-                f"loader: built {built} of {len(self._names)} ({names}) in {seconds:.1f} s into {self._cache}",
-                file=sys.stderr,
-            )
+            of = f"{len(self._names)} ({', '.join(self._names)})"
+            text = f"loader: built {built} of {of} in {seconds:.1f} s into {self._cache}"
+            print(text, file=sys.stderr)
 
     def __exit__(self, *exception) -> None:
         if self._live:

@@ -12,6 +12,10 @@ _LINKER = re.compile(
 )
 
 
+# What ninja and torch say around the compilers' own words: progress and whole command lines.
+_NINJA = re.compile(r"\[\d+/\d+\] |FAILED: |ninja: |Error building extension|.{400}")
+
+
 class BuildError(RuntimeError):
     """An operator that could not be built or loaded; the message says why and what to do.
 
@@ -43,4 +47,5 @@ def first_errors(output: str, most: int = 3) -> str:
             shown.append(line)
         if len(shown) == most:
             break
-    return "\n".join(shown or [line for line in lines if line.strip()][-12:])
+    said = [line for line in lines if line.strip() and not _NINJA.match(line)]
+    return "\n".join(shown or said[-12:])

@@ -22,10 +22,10 @@ def registered(name: str):
 def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
     """Give a registered operator its derivative; the quick way to call it.
 
-    `setup_context(ctx, inputs, output)` and `backward(ctx, *grads)` are as in torch.autograd.Function
-    and serve both ways in: `torch.ops.octet.X`, also under torch.compile and torch.export, by
-    torch.library.register_autograd; and the function returned, which is three times as quick in
-    eager mode and which torch.func can transform (torch 2.11 cannot transform the former).
+    `setup_context(ctx, inputs, output)` and `backward(ctx, *grads)`, as torch.autograd.Function has
+    them, serve both ways in: `torch.ops.octet.X`, also under torch.compile and torch.export, by
+    torch.library.register_autograd; and the function returned, which is quicker in eager mode and
+    which torch.func can transform (torch 2.11 cannot transform the former).
     """
     torch.library.register_autograd(op, backward, setup_context=setup_context)
     below_autograd, any_requires_grad = (
@@ -63,9 +63,8 @@ def check_tensors(op: str, **arguments) -> None:
     """TypeError for the first argument that is no tensor."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"{op}: {name} must be a torch.Tensor, got {type(value).__name__}{_cure(value)}"
-            )
+            got = type(value).__name__ + _cure(value)
+            raise TypeError(f"{op}: {name} must be a torch.Tensor, got {got}")
 
 
 def check_fake(op: str, **arguments: Tensor) -> None:
@@ -74,13 +73,13 @@ def check_fake(op: str, **arguments: Tensor) -> None:
     for name, value in arguments.items():
         if value.device.type == "meta":
             raise RuntimeError(
-                f"{op}: {name} is on the meta device, which holds no data; make it on the CPU or a CUDA "
-                "device (for shapes alone there is torch.compile, or FakeTensorMode)"
+                f"{op}: {name} is on the meta device, which holds no data; make it on the CPU or a "
+                "CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"
             )
         if value.device != reference.device:
             raise RuntimeError(
-                f"{op}: {name} must be on the device of {first}, {reference.device}, got {value.device}; "
-                "move one of them with .to()"
+                f"{op}: {name} must be on the device of {first}, {reference.device}, "
+                f"got {value.device}; move one of them with .to()"
             )
 
 

@@ -39,7 +39,7 @@ class Store:
         return {f"{unit}-{key}" for unit, key in keys.items()} <= {*os.listdir(self.path)}
 
     def find_like(self, wanted: dict, unknown: tuple[str, ...]) -> str | None:
-        """The key of an entry that equals the manifest `wanted` but for what `unknown` names.
+        """The key of an entry that equals the manifest `wanted`, but for what `unknown` names.
 
         For a machine without a compiler or nvcc, whose identity cannot be told there.
         """
@@ -60,7 +60,7 @@ class Store:
         return None
 
     def verified(self, unit: str, key: str) -> Path | None:
-        """The library of an entry whose digest is right; None where the entry is missing or damaged."""
+        """The library of an entry, its digest checked; None where it is missing or damaged."""
         entry = self.entry(unit, key)
         try:
             check_private(self.path)
@@ -130,13 +130,13 @@ def check_private(folder: Path) -> None:
         raise BuildError(f"the build cache {folder} must be a folder and no link; remove it")
     if found.st_uid not in (os.geteuid(), 0):
         raise BuildError(
-            f"the build cache {folder} belongs to user {found.st_uid}, not to you ({os.geteuid()}); "
-            "set LOADER_CACHE_DIR to a folder of your own"
+            f"the build cache {folder} belongs to user {found.st_uid}, not to you "
+            f"({os.geteuid()}); set LOADER_CACHE_DIR to a folder of your own"
         )
     if found.st_mode & 0o022:
         raise BuildError(
             f"the build cache {folder} can be written by others (mode {found.st_mode & 0o777:o}); "
-            f"what lies there gets executed: chmod 700 {folder}, or remove it if you did not make it so"
+            "what lies there gets executed: chmod 700 it, or remove it if somebody may have written"
         )
 
 

@@ -42,7 +42,7 @@ CUDA_FLAGS = ["-O1", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Everything but the sources that a build depends on. `cxx` and `nvcc` are None where missing."""
+    """All but the sources that a build depends on; `cxx` and `nvcc` are None where missing."""
 
     cxx: str | None  # identity: resolved path, size and time of change
     nvcc: str | None
@@ -76,7 +76,8 @@ def current(cache_dir: Path) -> Toolchain:
         os.path.join(cuda_home, "bin", "nvcc") if cuda_home else None
     )
     native = settings.value("LOADER_NATIVE") == "1"
-    cflags = [*CFLAGS, *(["-march=native"] if native else [])]
+    cflags = [*CFLAGS, f"-DOCTET_CUDA_VERSION={torch.version.cuda or 'none'}"]
+    cflags += ["-march=native"] if native else []
     return Toolchain(
         cxx=_identity(os.environ.get("CXX") or "c++"),
         nvcc=_identity(nvcc) if nvcc else None,
@@ -141,7 +142,7 @@ def _architectures(cache_dir: Path) -> str:
 
 
 def _remembered_capabilities(devices: list[str], file: Path) -> str:
-    """The capabilities of these device files, from `file` where they were asked since the last boot.
+    """The capabilities of these devices, from `file` where asked since the last boot.
 
     To ask takes 20 ms, more than all the rest of a warm import.
     """

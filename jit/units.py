@@ -12,7 +12,7 @@ _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULT
 
 @dataclass(frozen=True)
 class Unit:
-    """An operator's compiled part: `ops/X.cpp`, `kernels/X_cpu.cpp` and, for the GPU, `kernels/X.cu`."""
+    """What is compiled of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`."""
 
     name: str
     root: Path

@@ -1,9 +1,9 @@
 """The process that compiles: `torch.utils.cpp_extension.load` in a child for each unit.
 
-A process of its own, because load() changes the environment, prints, holds a lock file that outlives
-a kill, and at the end loads the library it made: all of that stays out of the user's process, and a
-library that does not load is found here. Units are built side by side in forks, which share the one
-import of torch.
+A process of its own, because load() changes the environment, prints, holds a lock file that
+outlives a kill, and at the end loads the library it made: all of that stays out of the user's
+process, and a library that does not load is found here. Units are built side by side in forks,
+which share the one import of torch.
 
 Per unit and toolchain there is one mutable folder in `work/`, where ninja keeps its objects. Who
 holds the lock beside it may touch it. A folder whose builder died is set aside whole, since the
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _prepare_environment(toolchain: Toolchain, order: dict) -> None:
-    """What load() reads from the environment: where the tools are, for which GPUs, how many jobs."""
+    """What load() reads from the environment: where the tools are, which GPUs, how many jobs."""
     path = [os.path.dirname(sys.executable)]
     try:
         import ninja
@@ -202,7 +202,8 @@ def _linker_flags() -> list[str]:
     for name in ("lld", "gold"):
         if shutil.which(f"ld.{name}"):
             trial = [*command, "-shared", "-fPIC", f"-fuse-ld={name}", "-x", "c++", "/dev/null"]
-            if subprocess.run([*trial, "-o", "/dev/null"], capture_output=True).returncode == 0:
+            trial += ["-o", "/dev/null"]
+            if subprocess.run(trial, capture_output=True, check=False).returncode == 0:
                 return [f"-fuse-ld={name}", "-Wl,--as-needed"]
     return ["-Wl,--as-needed"]
 

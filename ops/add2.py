@@ -12,7 +12,8 @@ def add2(a: Tensor, b: Tensor) -> Tensor:
     """Add two tensors of one shape.
 
     Args:
-        a: any shape and strides, float32, float64, float16 or bfloat16, on the CPU or a CUDA device.
+        a: any shape and strides, float32, float64, float16 or bfloat16, on the CPU or a CUDA
+            device.
         b: shape, dtype and device of `a`, any strides.
 
     Returns:

@@ -44,7 +44,7 @@ def bilinear_interpolation_fw(feats: Tensor, points: Tensor) -> Tensor:
 def bilinear_interpolation_bw(
     grad_out: Tensor, feats: Tensor, points: Tensor, output_mask: tuple[bool, bool] = (True, False)
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernel alone: gradients of sum(grad_out * bilinear_interpolation(feats, points)).
+    """The backward kernel alone: gradients of sum(grad_out * forward(feats, points)).
 
     Args:
         grad_out: (N, F), dtype and device of `feats`, any strides.
@@ -59,7 +59,7 @@ def bilinear_interpolation_bw(
 
 
 def bilinear_interpolation_reference(feats: Tensor, points: Tensor) -> Tensor:
-    """The same in plain PyTorch, as the textbooks have it; 16-bit dtypes are computed in float32."""
+    """The same in plain PyTorch, as textbooks have it; 16-bit dtypes are computed in float32."""
     work = torch.promote_types(feats.dtype, torch.float32)
     u, v = ((points.to(work) + 1) / 2)[:, None].unbind(-1)
     f1, f2, f3, f4 = feats.to(work).unbind(1)

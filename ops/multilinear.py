@@ -1,4 +1,4 @@
-"""What trilinear_interpolation and bilinear_interpolation share: shapes, fake kernels, derivatives."""
+"""What the interpolation operators share: argument checks, fake kernels, derivatives."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from loader.jit.operator import (
 
 
 class Multilinear:
-    """Interpolation in a cell of 2^D corners; `axes` lists the axes from the slowest in the corners' order."""
+    """Interpolation in a cell of 2^D corners; `axes`: the one slowest in their order first."""
 
     def __init__(self, name: str, axes: tuple[int, ...]):
         self.name, self.axes, self.corners = name, axes, 2 ** len(axes)
@@ -43,8 +43,8 @@ class Multilinear:
         check_tensors(self.name, grad_out=grad_out, feats=feats, points=points)
         if len(output_mask) != 2 or not any(output_mask):
             raise ValueError(
-                f"{self.name}: output_mask must be two flags, for feats and points, with at least one set, "
-                f"got {output_mask}"
+                f"{self.name}: output_mask must be two flags, for feats and points, "
+                f"at least one of them set, got {output_mask}"
             )
         with torch.no_grad():
             both = self._raw_backward(grad_out, feats, points, *map(bool, output_mask))
@@ -59,7 +59,8 @@ class Multilinear:
             and feats.shape[1] == self.corners
             and points.shape[1] == len(self.axes),
             lambda: (
-                f"{self.name}: expected {shapes}, got {tuple(feats.shape)} and {tuple(points.shape)}"
+                f"{self.name}: expected {shapes}, "
+                f"got {tuple(feats.shape)} and {tuple(points.shape)}"
             ),
         )
         torch._check(

@@ -19,7 +19,8 @@ def square(x: Tensor) -> Tensor:
     """Square each element.
 
     Args:
-        x: any shape and strides, float32, float64, float16 or bfloat16, on the CPU or a CUDA device.
+        x: any shape and strides, float32, float64, float16 or bfloat16, on the CPU or a CUDA
+            device.
 
     Returns:
         x * x, shape, dtype and device of `x`; differentiable, twice and more.

@@ -43,7 +43,7 @@ def trilinear_interpolation_fw(feats: Tensor, points: Tensor) -> Tensor:
 def trilinear_interpolation_bw(
     grad_out: Tensor, feats: Tensor, points: Tensor, output_mask: tuple[bool, bool] = (True, False)
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernel alone: gradients of sum(grad_out * trilinear_interpolation(feats, points)).
+    """The backward kernel alone: gradients of sum(grad_out * forward(feats, points)).
 
     Args:
         grad_out: (N, F), dtype and device of `feats`, any strides.

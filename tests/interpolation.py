@@ -297,7 +297,7 @@ class InterpolationTests:
 
     def bad_input(self):
         """Arguments, the exception's type, and its whole message after the operator's name."""
-        K, D, name = self.K, self.D, self.name
+        K, D = self.K, self.D
         feats, points = torch.rand(4, K, 2), torch.rand(4, D)
         corners = f"stack the corners of a cell along dimension 1, {self.corner_order}"
         four = "float32, float64, float16 or bfloat16"
@@ -339,7 +339,7 @@ class InterpolationTests:
             assert str(caught.value) == f"{self.name}: {message}"
         with pytest.raises(ValueError, match="output_mask must be two flags"):
             bw(grad_out, feats, points, (False, False))
-        with pytest.raises(TypeError, match="grad_out must be a torch.Tensor, got float"):
+        with pytest.raises(TypeError, match=r"grad_out must be a torch\.Tensor, got float"):
             bw(1.0, feats, points)
 
     @pytest.mark.cuda

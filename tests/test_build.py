@@ -74,7 +74,10 @@ def test_a_build_without_cuda_says_what_to_install(checkout):
     assert last.startswith(
         "RuntimeError: square: x is on cuda:0, but this build is for the CPU only"
     )
-    assert "install the CUDA toolkit" in last
+    version = torch.version.cuda
+    assert (
+        f"install the CUDA toolkit {version} or pip install 'nvidia-cuda-nvcc=={version}.*'" in last
+    )
 
 
 def test_an_edit_rebuilds_and_its_undoing_hits(counted):
@@ -281,7 +284,6 @@ def test_a_warm_import_adds_at_most_15_ms(tmp_path):
     """Median of 7, over `import torch`, also with a hundred operators."""
     checkout = Checkout(tmp_path)
     assert checkout.run("import loader").returncode == 0
-    (entry,) = (checkout.cache / "store").glob("square-*")
     for i in range(100):
         for room in ("ops", "kernels"):
             for file in [*(checkout.root / room).glob("square*")]:

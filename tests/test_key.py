@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
