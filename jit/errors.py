@@ -9,6 +9,7 @@ _ERROR = re.compile(
 )
 _LINKER = re.compile(
     r"undefined reference to|cannot find -l|undefined symbol|multiple definition of"
+    r"|\bld\.?\w*: error:"
 )
 
 
