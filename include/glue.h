@@ -107,11 +107,11 @@ inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) 
     Tensor out = torch::stable::new_empty(like, shape);
 #ifdef MADV_HUGEPAGE
     constexpr uintptr_t kPage = 1 << 21;
-    if (out.is_cpu() && out.numel() > int64_t(kPage)) {
+    const uintptr_t bytes = out.numel() * out.element_size();
+    if (out.is_cpu() && bytes >= 2 * kPage) {
         const auto begin = reinterpret_cast<uintptr_t>(out.data_ptr());
-        const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
-        const uintptr_t last = (begin + out.numel() * out.element_size()) / kPage * kPage;
-        if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+        const uintptr_t first = (begin + kPage - 1) / kPage, last = (begin + bytes) / kPage;
+        madvise(reinterpret_cast<void*>(first * kPage), (last - first) * kPage, MADV_HUGEPAGE);
     }
 #endif
     return out;

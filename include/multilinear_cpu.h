@@ -6,8 +6,10 @@
 
 #include "multilinear.h"
 
-/// Up to so many features all corners are read side by side, with sums in registers.
-constexpr int64_t kNarrow = 64;
+/// Below so many features all corners are read side by side, with sums in registers.
+constexpr int64_t kWide = 32;
+/// So many features of a cell are gathered at a time where they have to be converted or collected.
+constexpr int64_t kStaged = 64;
 
 /// out[f] = sum_k weight_k feats[k * step + f]. `kF`: F, or 0 where it is known at run time only;
 /// the short loops of small F gain twofold from knowing it.
@@ -57,7 +59,7 @@ inline void backward_cell(const Position<Cell, A>& at, int64_t F, const A* feats
     if (D == 3) grad_points[2] += z;
 }
 
-/// float and double with neighbouring features, F up to kNarrow: straight from memory to memory.
+/// float and double with neighbouring features, F below kWide: straight from memory to memory.
 template <typename Cell, typename A, int kF>
 void narrow_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     constexpr int K = 1 << Cell::D;
@@ -124,13 +126,13 @@ void wide_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     }
 }
 
-/// Any element type, any strides: kNarrow features of a cell at a time are gathered into buffers of
+/// Any element type, any strides: kStaged features of a cell at a time are gathered into buffers of
 /// the accumulating type and computed there.
 template <typename Cell, typename T>
 void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     using A = Acc<T>;
     constexpr int D = Cell::D, K = 1 << D;
-    A cell[K * kNarrow], grad_cell[K * kNarrow], row[kNarrow];
+    A cell[K * kStaged], grad_cell[K * kStaged], row[kStaged];
     const auto gather = [](const T* from, int64_t stride, int64_t count, A* to) {
         if (stride == 1)
             for (int64_t i = 0; i < count; ++i) to[i] = load(from[i]);
@@ -138,12 +140,12 @@ void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
             for (int64_t i = 0; i < count; ++i) to[i] = load(from[i * stride]);
     };
     // A whole narrow cell that lies in one run is one loop of K * F and not K short ones.
-    const bool whole = p.F <= kNarrow && p.feats_stride[2] == 1 && p.feats_stride[1] == p.F;
+    const bool whole = p.F <= kStaged && p.feats_stride[2] == 1 && p.feats_stride[1] == p.F;
     for (int64_t n = begin; n < end; ++n) {
         const Position<Cell, A> at(p, n);
         A grad_points[D] = {};
-        for (int64_t first = 0; first < p.F; first += kNarrow) {
-            const int64_t width = std::min(p.F - first, kNarrow);
+        for (int64_t first = 0; first < p.F; first += kStaged) {
+            const int64_t width = std::min(p.F - first, kStaged);
             const T* feats =
                 static_cast<const T*>(p.feats) + n * p.feats_stride[0] + first * p.feats_stride[2];
             if (p.feats && whole)
@@ -181,9 +183,9 @@ void multilinear_cpu(const MultilinearParams& p, int64_t begin, int64_t end) {
     const bool dense = (!p.feats || p.feats_stride[2] == 1) && (p.out || p.grad_out_stride[1] == 1);
     const auto direct = [&](auto element) {
         using A = decltype(element);
-        const auto run = p.F == 4         ? narrow_points<Cell, A, 4>
-                         : p.F <= kNarrow ? narrow_points<Cell, A, 0>
-                                          : wide_points<Cell, A>;
+        const auto run = p.F == 4      ? narrow_points<Cell, A, 4>
+                         : p.F < kWide ? narrow_points<Cell, A, 0>
+                                       : wide_points<Cell, A>;
         run(p, begin, end);
     };
     if (dense && p.dtype == DType::kFloat) return direct(float{});

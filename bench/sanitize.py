@@ -1,0 +1,40 @@
+"""One small call of every kernel, for compute-sanitizer; `--planted` reads out of bounds on purpose.
+
+compute-sanitizer --tool memcheck python bench/sanitize.py
+"""
+
+import sys
+
+import torch
+
+sys.path.insert(0, __file__.rsplit("/", 2)[0])
+
+import loader
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def main():
+    """All operators, dtypes, widths of a cell and gradients."""
+    for name, D in (("trilinear_interpolation", 3), ("bilinear_interpolation", 2)):
+        for dtype in DTYPES:
+            for F in (1, 2, 3, 4, 8, 16, 33, 64):
+                feats = torch.rand(131, 2**D, F, device="cuda").to(dtype)
+                points = torch.rand(131, D, device="cuda") * 2 - 1
+                out = getattr(loader, name)(feats, points)
+                for mask in ((True, False), (False, True), (True, True)):
+                    getattr(loader, name + "_bw")(out, feats, points, mask)
+    for dtype in DTYPES:
+        x = torch.rand(1001, device="cuda").to(dtype)
+        for part in (x, x[1:], x[::2]):
+            loader.square_bw(loader.square(part), loader.add2(part, part))
+    if "--planted" in sys.argv:
+        cell = torch.rand(8, device="cuda")
+        far = torch.as_strided(cell, (1, 8, 1), (1 << 33, 1 << 30, 1))  # strides that lie
+        loader.trilinear_interpolation(far, torch.zeros(1, 3, device="cuda"))
+    torch.cuda.synchronize()
+    print("done")
+
+
+if __name__ == "__main__":
+    main()
