@@ -30,7 +30,7 @@ def sample(grid: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Values (N, C) of a volume (S, S, S, C) at positions (N, 3) in voxels, with both gradients."""
     S = grid.shape[0]
     cell = positions.detach().floor().clamp(0, S - 2)
-    index = cell.long() @ torch.tensor([S * S, S, 1], device=grid.device)
+    index = (cell.long() * torch.tensor([S * S, S, 1], device=grid.device)).sum(1)
     corners = [i * S * S + j * S + k for i in (0, 1) for j in (0, 1) for k in (0, 1)]
     index = index[:, None] + torch.tensor(corners, device=grid.device)
     feats = grid.flatten(0, 2)[index]
