@@ -54,18 +54,20 @@ def build(
         "jobs": max(1, -(-cores // len(units))),
     }
     started = time.perf_counter()
-    worker = subprocess.Popen(
-        [sys.executable, "-c", _START, str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        with _Progress([unit.name for unit in units], cache) as progress:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", _START, str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as worker,
+        _Progress([unit.name for unit in units], cache) as progress,
+    ):
+        errors, ended = {}, set()
+        try:
             worker.stdin.write(json.dumps(order))
             worker.stdin.close()
-            errors, ended = {}, set()
             for line in worker.stdout:
                 event = json.loads(line)
                 progress.show(event)
@@ -74,10 +76,9 @@ def build(
                 if event["state"] == "failed":
                     errors[event["unit"]] = _error(event)
             complaint = worker.stderr.read()
-            progress.end(len(ended) - len(errors), time.perf_counter() - started)
-    finally:
-        worker.kill()
-        worker.wait()
+        finally:
+            worker.kill()
+        progress.end(len(ended) - len(errors), time.perf_counter() - started)
     for unit in units:
         if unit.name not in ended:
             last = (
