@@ -1,0 +1,42 @@
+"""What the documentation says is so."""
+
+import re
+import sys
+
+from conftest import ROOT
+
+from loader.jit.settings import SETTINGS
+
+sys.path.insert(0, str(ROOT / "bench"))
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert names["feats"].grad.abs().sum() > 0 and names["points"].grad.abs().sum() > 0
+
+
+def test_the_table_of_settings_is_the_code_s():
+    for s in SETTINGS:
+        values = ", ".join(f"`{value}`" for value in s.allowed) or "a folder"
+        assert f"| `{s.name}` | {values} | `{s.default}` | {s.meaning} |" in README
+
+
+def test_every_operator_is_in_the_table():
+    for path in (ROOT / "ops").glob("*.cpp"):
+        assert f"| `{path.stem}(" in README
+
+
+def test_the_tables_come_from_the_result_files():
+    import tables
+
+    assert tables.tables() in (ROOT / "docs/performance.md").read_text()
+    assert tables.summary() in README
+
+
+def test_every_setting_is_read_in_one_place():
+    for path in [ROOT / "loader.py", *(ROOT / "jit").glob("*.py")]:
+        if path.name != "settings.py":
+            assert not re.search(r"environ[^\n]*LOADER_", path.read_text())
