@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import loader
 
@@ -51,7 +52,9 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
     def call(*args):
         if torch.compiler.is_compiling():
             return op(*args)
-        if torch.is_grad_enabled() and any_requires_grad(*args):
+        # In a dual level only the formula notices a tangent, and says that it has no rule.
+        wanted = torch.is_grad_enabled() and any_requires_grad(*args)
+        if wanted or forward_ad._current_level >= 0:
             return formula.apply(*args)
         with below_autograd():
             return op(*args)

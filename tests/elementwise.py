@@ -92,6 +92,13 @@ class ElementwiseTests:
         each = torch.func.vmap(torch.func.grad(loss))(*args)
         assert_close(each, torch.func.grad(loss)(*args))
 
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own
+    def test_forward_mode_raises(self):
+        """There is no rule for tangents; dropping one silently would be a wrong derivative."""
+        args = tuple(x[:2, :3, 0] for x in self.sample())
+        with pytest.raises(RuntimeError, match="jvp"):
+            torch.func.jvp(self.form(), args, args)
+
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_registered_operator_passes_opcheck(self, dtype, device):
         args = [x[:3, :2].requires_grad_() for x in self.sample(device, dtype)]

@@ -227,6 +227,13 @@ class InterpolationTests:
         each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)))(cells, places)
         assert_close(each[1].flatten(0, 1), grads[1])
 
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own
+    def test_forward_mode_raises(self):
+        """There is no rule for tangents; dropping one silently would be a wrong derivative."""
+        feats, points, _ = self.sample(3, 2)
+        with pytest.raises(RuntimeError, match="jvp"):
+            torch.func.jvp(lambda x: self.form()(feats, x), (points,), (points,))
+
     @pytest.mark.cuda
     def test_current_stream(self):
         """The kernel waits for what is queued before it in the caller's stream."""
