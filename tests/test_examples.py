@@ -1,16 +1,26 @@
 """The examples run as a user runs them, on small problems, and their pictures are pictures."""
 
+import importlib.util
+import itertools
+import os
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 
+import loader
 
-def run(name, *options):
+
+def run(name, *options, **environment):
     command = [sys.executable, ROOT / "examples" / name, *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    env = os.environ | environment
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, env=env
+    )
 
 
 def check_picture(path):
@@ -19,27 +29,74 @@ def check_picture(path):
     assert min(image.shape[:2]) > 300 and len(np.unique(image)) > 30
 
 
+@pytest.fixture
+def example():
+    """The brain's example as a module."""
+    for package in ("matplotlib", "nibabel", "scipy"):
+        pytest.importorskip(package, reason="the example needs it")
+    file = ROOT / "examples" / "resample_brain.py"
+    spec = importlib.util.spec_from_file_location("resample_brain", file)
+    module = importlib.util.module_from_spec(spec)
+    path = [*sys.path]
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    return module
+
+
 def test_resample_brain(tmp_path):
     pytest.importorskip("nibabel", reason="nibabel reads the brain")
     picture = tmp_path / "new" / "brain.png"
-    done = run("resample_brain.py", "--side", 40, "--out", picture)
+    done = run("resample_brain.py", "--points", 60000, "--out", picture)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("64,000 points from 197 x 233 x 189 voxels")
-    for text in ("the PyTorch reference", "map_coordinates", "points/s", "peak memory"):
-        assert text in done.stdout
+    for peer, allowed in (("eager PyTorch", 16), ("SciPy", 8)):
+        share = re.search(rf"difference from {peer} .* ([\d.e+-]+) of the range", done.stdout)
+        assert float(share[1]) <= allowed * torch.finfo(torch.float32).eps
+    rates = re.findall(r"^(.*\S) +([\d.]+) million points/s$", done.stdout, re.MULTILINE)
+    assert len(rates) == 5 and all(float(rate) > 0 for _, rate in rates)
+    assert re.search(r"peak memory [\d,]+ MiB", done.stdout)
     check_picture(picture)
 
 
-def test_resample_brain_says_what_it_lacks():
+@pytest.mark.parametrize(
+    "device, message", [("tpu", "invalid choice: 'tpu'"), ("cuda", "torch sees no GPU")]
+)
+def test_resample_brain_says_what_it_lacks(device, message):
     pytest.importorskip("nibabel", reason="nibabel reads the brain")
-    done = run("resample_brain.py", "--device", "tpu")
+    done = run("resample_brain.py", "--device", device, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "invalid choice: 'tpu'" in done.stderr
+    assert message in done.stderr
+
+
+def test_resampling_is_scipys_up_to_the_border(example):
+    """On voxels, on the last planes, and one float64 beyond them, where zeros begin."""
+    volume = torch.rand(4, 5, 6, generator=torch.Generator().manual_seed(0)) + 1
+    ticks = [
+        [np.nextafter(0, -1), 0, 0.25, n - 2, np.nextafter(n - 1, 0), n - 1, np.nextafter(n - 1, n)]
+        for n in volume.shape
+    ]
+    positions = torch.tensor([*itertools.product(*ticks)], dtype=torch.float64)
+    out = example.resample(volume, positions, loader.trilinear_interpolation).numpy()
+    expected = example.ndimage.map_coordinates(
+        volume.double().numpy(), positions.T.numpy(), order=1, mode="constant", cval=0.0
+    )
+    assert ((expected == 0) == (out == 0)).all() and (expected > 0).any() and (expected == 0).any()
+    assert np.abs(out - expected).max() <= 8 * torch.finfo(torch.float32).eps * volume.max()
+    _, points, _ = example.gather_cells(volume, positions)
+    assert points.abs().max() == 1
 
 
 def test_fit_volume(tmp_path):
+    """The program compares the errors itself; what it prints says the same."""
     picture = tmp_path / "fit.png"
-    done = run("fit_volume.py", "--steps", 150, "--out", picture)
+    done = run("fit_volume.py", "--steps", 250, "--out", picture)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "offsets" in done.stdout
+    errors = re.findall(r"^(\w+) +([\d.e+-]+) -> +([\d.e+-]+)", done.stdout, re.MULTILINE)
+    assert [name for name, *_ in errors] == ["loss", "volume", "offsets"]
+    assert all(float(last) < float(first) / 5 for _, first, last in errors)
     check_picture(picture)
+
+
+def test_fit_volume_fails_where_nothing_was_recovered(tmp_path):
+    done = run("fit_volume.py", "--steps", 2, "--out", tmp_path / "fit.png")
+    assert done.returncode == 1 and "not recovered" in done.stderr
