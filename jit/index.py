@@ -29,7 +29,7 @@ class Index:
             record = json.loads(self._file.read_text())
             if record["seen"] == self._look(record["paths"])[0]:
                 return record["keys"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             pass
         return None
 

@@ -51,7 +51,7 @@ class Store:
                 continue
             try:
                 stored = json.loads((self.path / name / MANIFEST).read_text())["inputs"]
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError):
                 continue
             toolchain = dict(stored["toolchain"])
             toolchain |= {f: wanted["toolchain"][f] for f in unknown if f in toolchain}
@@ -68,14 +68,14 @@ class Store:
             library = entry / LIBRARY
             if recorded["sha256"] == file_digest(library):
                 return library
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             pass
         return None
 
     def publish(self, library: Path, inputs: dict, key: str) -> Path:
         """Make a finished library visible in one step; the first builder of a key wins.
 
-        A crash inside leaves a staging folder, which nobody reads and the next `clean` removes.
+        A crash inside leaves a staging folder, which nobody reads and `make clean` removes.
         """
         make_private(self.path)
         final = self.entry(inputs["unit"], key)

@@ -90,11 +90,8 @@ def _build_and_exit(
             log.write_text(text)
         except OSError:
             log = None
-        state, facts = "failed", {"error": text, "log": str(log) if log else None}
-    # A line has to fit what a pipe takes in one piece; the log has the rest.
-    facts = {k: v[:2000] if isinstance(v, str) and k != "error" else v for k, v in facts.items()}
-    if state == "failed":
-        facts["error"] = facts["error"][:3000]
+        # A line has to fit what a pipe takes in one piece; the log has the rest.
+        state, facts = "failed", {"error": text[:2000], "log": str(log) if log else None}
     report(unit.name, state, seconds=round(time.perf_counter() - started, 2), **facts)
     os._exit(0)
 

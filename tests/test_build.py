@@ -144,7 +144,7 @@ def test_a_kill_in_the_middle_of_a_build_does_no_harm(counted, victim):
     assert len(counted.entries()) == 1
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "missing", "manifest"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "missing", "manifest", "list"])
 def test_a_damaged_entry_is_built_again_and_not_loaded(checkout, damage):
     assert checkout.run(USE).returncode == 0
     (entry,) = (checkout.cache / "store").glob("square-*")
@@ -160,7 +160,9 @@ def test_a_damaged_entry_is_built_again_and_not_loaded(checkout, damage):
     elif damage == "missing":
         library.unlink()
     else:
-        manifest.write_text('{"sha256": 7')
+        manifest.write_text('{"sha256": 7' if damage == "manifest" else "[]")
+        for index in entry.parent.glob(".index-*.json"):
+            index.write_text("[]")
     again = checkout.run(USE)
     assert again.returncode == 0 and "loader: built 1 of 1" in again.stderr
     assert library.read_bytes() == content
