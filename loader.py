@@ -106,7 +106,7 @@ def _find_quickly() -> bool:
 
 
 def _build_missing(names: list[str]) -> dict[str, BuildError]:
-    missing = _find(names)
+    missing = [name for name in _find(names) if name in _loaded or not _registered(name)]
     for name in names:
         _errors.pop(name, None)
     if missing:
@@ -119,9 +119,14 @@ def _build_missing(names: list[str]) -> dict[str, BuildError]:
     return {name: _errors[name] for name in names if name in _errors}
 
 
+def _registered(name: str) -> bool:
+    """Whether a library that somebody else loaded, a wheel's say, has this operator already."""
+    return torch._C._dispatch_has_kernel(f"octet::{name}")
+
+
 def _load(name: str) -> None:
     """Load the library of an operator, verified; build it first where that is still to do."""
-    if name in _loaded:
+    if name in _loaded or _registered(name):
         return
     if name in _errors:
         raise _errors[name]
