@@ -21,39 +21,35 @@ that does not compile takes down only itself: using it raises its compile error 
 
 import os
 import sys
+import time
 from pathlib import Path
 
 # Makes `loader.jit` and `loader.ops` submodules, in a checkout and in an installed package alike.
 __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
 if __name__ == "__main__":
-    sys.path.insert(0, __path__[0])
+    # Only the package: `python -m loader doctor` has to work where `import torch` does not.
+    sys.modules["loader"] = sys.modules["__main__"]
     from loader.jit.cli import main
 
     sys.exit(main())
 
 import torch
 
-from loader.jit import index as _index
-from loader.jit import key as _key
+_begun = time.perf_counter()  # torch's own import is not counted
+
 from loader.jit import settings as _settings
-from loader.jit import store as _store
-from loader.jit import toolchain as _toolchain
-from loader.jit import units as _units
 from loader.jit.errors import BuildError
+from loader.jit.session import Session as _Session
 
 __version__ = "0.1.0"
 
 _root = Path(__path__[0])
-_cache = _settings.cache_dir(_root)
-_operators = _units.discover(_root)
-_keys: dict[str, str] = {}
-_errors: dict[str, BuildError] = {}
-_loaded: dict[str, str] = {}
+_session = _Session(_root, _settings.cache_dirs(_root))
 _FORMS = ("", "_fw", "_bw", "_reference")
 
-__all__ = ["BuildError", "build"]
-__all__ += [name + form for name in _operators for form in _FORMS]
+__all__ = ["BuildError", "build", "doctor", "explain", "receipt"]
+__all__ += [name + form for name in _session.units for form in _FORMS]
 
 
 def build(*names: str) -> None:
@@ -64,99 +60,48 @@ def build(*names: str) -> None:
 
     Raises: BuildError with the compile errors; ValueError for a name that is no operator.
     """
-    _operators.update(_units.discover(_root))
-    for name in names:
-        if name not in _operators:
-            raise ValueError(f"{name!r} is no operator; there are {', '.join(_operators)}")
-    errors = _build_missing([*(names or _operators)])
+    errors = _session.build(_session.named(names))
     if errors:
         raise BuildError("\n\n".join(map(str, errors.values())), next(iter(errors)))
 
 
-def _find(names: list[str]) -> list[str]:
-    """Work out the keys of these operators; those that the store lacks."""
-    toolchain, sources = _toolchain.current(_cache), _units.Sources(_root)
-    store, missing, paths = _store.Store(_cache), [], set()
-    for name in names:
-        inputs = _key.manifest(_operators[name], toolchain, sources)
-        paths.update(inputs["files"])
-        _keys[name] = _key.key(inputs)
-        if store.has(name, _keys[name]):
-            continue
-        tools = {"cxx": toolchain.cxx, "nvcc": toolchain.nvcc}
-        unknown = tuple(tool for tool, identity in tools.items() if identity is None)
-        like = store.find_like(inputs, unknown) if unknown else None
-        if like:
-            _keys[name] = like
-        else:
-            missing.append(name)
-    if not missing and set(names) == set(_operators):
-        _index.Index(store.path, _root, toolchain).remember(_keys, sorted(paths))
-    return missing
+def receipt():
+    """What this process did for each operator, and how long it took: `print(loader.receipt())`.
+
+    Returns: an object that prints as a table, here and in a notebook. Its `units` hold, by
+    operator, `result` (hit, built, waited, failed, missing or foreign) and the milliseconds of each
+    stage: hash, lookup, wait, compile, link, verify, dlopen; `total` those of `import loader`.
+    """
+    return _session.receipt
 
 
-def _find_quickly() -> bool:
-    """Whether nothing has changed since all operators were last found in the store."""
-    store = _store.Store(_cache)
-    keys = _index.Index(store.path, _root, _toolchain.current(_cache)).keys()
-    if keys is None or not store.has_all(keys):
-        return False
-    _keys.update(keys)
-    return True
+def explain(*names: str):
+    """Why the operators named (all, without a name) were built: what had changed.
+
+    Returns: an object that prints as a table, here and in a notebook; its `rows` are (operator,
+    state, why). For an operator that is not built, the difference from the last build of it.
+
+    Raises: ValueError for a name that is no operator.
+    """
+    from loader.jit.explain import explanation
+
+    return explanation(_session, _session.named(names))
 
 
-def _build_missing(names: list[str]) -> dict[str, BuildError]:
-    missing = [name for name in _find(names) if name in _loaded or not _registered(name)]
-    for name in names:
-        _errors.pop(name, None)
-    if missing:
-        from loader.jit.build import build as run
+def doctor():
+    """Check all that a build needs on this machine: `print(loader.doctor())`.
 
-        _errors.update(
-            run([_operators[m] for m in missing], _toolchain.current(_cache), _root, _cache)
-        )
-        _find(missing)
-    return {name: _errors[name] for name in names if name in _errors}
+    Returns: an object that prints as a table of findings with their cures, here and in a notebook;
+    `ok` says whether a build would work, `findings` holds them one by one, `json()` is for reports.
+    """
+    from loader.jit.doctor import doctor as examine
 
-
-def _registered(name: str) -> bool:
-    """Whether a library that somebody else loaded, a wheel's say, has this operator already."""
-    return torch._C._dispatch_has_kernel(f"octet::{name}")
-
-
-def _load(name: str) -> None:
-    """Load the library of an operator, verified; build it first where that is still to do."""
-    if name in _loaded or _registered(name):
-        return
-    if name in _errors:
-        raise _errors[name]
-    store = _store.Store(_cache)
-    if name not in _keys:
-        _find([name])
-    library = store.verified(name, _keys[name])
-    if library is None:
-        if _settings.value("LOADER_BUILD") == "never":
-            raise BuildError(
-                f"{name}: there is no build of these sources for this machine in {_cache}, and "
-                "LOADER_BUILD=never forbids to compile it; unset that, "
-                "or run `python -m loader build`",
-                name,
-            )
-        store.discard(name, _keys[name])  # where it was there, but damaged
-        if errors := _build_missing([name]):
-            raise errors[name]
-        library = store.verified(name, _keys[name])
-        if library is None:
-            raise BuildError(
-                f"{name}: its library was damaged again right after its build in {_cache}", name
-            )
-    torch.ops.load_library(str(library))
-    _loaded[name] = _keys[name]
+    return examine(_root, _session.caches)
 
 
 def _owner(name: str) -> str | None:
     """The operator that a public name such as `square_bw` belongs to."""
-    owners = [unit for unit in _operators if name == unit or name.startswith(unit + "_")]
+    owners = [unit for unit in _session.units if name == unit or name.startswith(unit + "_")]
     return max(owners, key=len, default=None)
 
 
@@ -195,6 +140,7 @@ class _Namespace(torch._ops._OpNamespace):
 
 torch.ops.octet = _Namespace("octet")
 
-if _settings.value("LOADER_BUILD") == "eager" and not _find_quickly():
-    for _message in dict.fromkeys(map(str, _build_missing([*_operators]).values())):
+if _settings.value("LOADER_BUILD") == "eager" and not _session.find_quickly():
+    for _message in dict.fromkeys(map(str, _session.build([*_session.units]).values())):
         print(f"loader: {_message}", file=sys.stderr)
+_session.receipt.total = (time.perf_counter() - _begun) * 1e3

@@ -91,7 +91,7 @@ def source_key(operator: str) -> str:
 
     from loader.jit.units import Sources
 
-    unit, sources = loader._operators[operator], Sources(loader._root)
+    unit, sources = loader._session.units[operator], Sources(loader._root)
     files = {
         path: digest for source in unit.sources for path, digest in sources.closure(source).items()
     }

@@ -1,98 +1,255 @@
-"""Building what the store lacks: a worker process compiles, here are progress and errors."""
+"""Building what the store lacks: who builds and who waits, a worker that compiles, progress."""
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 
+from . import cache as care
+from . import settings
 from .errors import BuildError, first_errors
-from .key import built_sources
-from .store import make_private
+from .key import built_sources, key, manifest
+from .lock import FileLock, gate
+from .receipt import Receipt
+from .store import Store, cannot_write, check_writable, make_private
+from .table import bytes_text, duration
 from .toolchain import Toolchain
-from .units import Unit
+from .units import Sources, Unit
 
 # The worker gets the package `loader` without its body, which would build in turn.
 _START = (
     "import sys, types; package = types.ModuleType('loader'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['loader'] = package; from loader.jit.worker import main; main()"
 )
+_LOOK_AGAIN = 0.05  # seconds between two looks at what others build
+_SAY_AGAIN = 60.0  # seconds between two messages that this process waits
+
+# A child forked meanwhile must not keep the locks of a build that is not its own.
+_held: set[int] = set()
+os.register_at_fork(after_in_child=lambda: [os.close(descriptor) for descriptor in _held])
 
 
-def build(
-    units: list[Unit], toolchain: Toolchain, root: Path, cache: Path
-) -> dict[str, BuildError]:
-    """Compile `units` side by side within this machine's cores; the errors of those that failed.
+class Builder:
+    """Builds units into the last of `caches`; reusable, and safe in any number of processes.
 
-    Each unit that succeeds is in the store afterwards. Safe to call from any number of processes.
+    A process takes the locks of all units that nobody else is building, and hands them down to a
+    worker that compiles these side by side. It waits for the others: until each is in the store,
+    has failed, or its builder is dead, in which case it takes over.
     """
-    if toolchain.cxx is None:
-        command = os.environ.get("CXX") or "c++"
-        error = BuildError(
-            f"no C++ compiler: `{command}` is not on PATH; "
-            "install one (Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
-        )
-        return {unit.name: error for unit in units}
-    try:
-        make_private(cache / "store")
-    except BuildError as error:
-        return {unit.name: error for unit in units}
-    # The longest first, so that no core idles at the end.
-    units = sorted(
-        units, key=lambda unit: -sum(_size(unit, s) for s in built_sources(unit, toolchain))
-    )
-    cores = _cores()
-    order = {
-        "units": [{"name": unit.name, "sources": unit.sources} for unit in units],
-        "toolchain": asdict(toolchain),
-        "root": str(root),
-        "cache": str(cache),
-        "sys_path": sys.path,
-        "side_by_side": min(cores, len(units)),
-        "jobs": max(1, -(-cores // len(units))),
-    }
-    started = time.perf_counter()
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", _START, str(root)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as worker,
-        _Progress([unit.name for unit in units], cache) as progress,
+
+    def __init__(
+        self, toolchain: Toolchain, root: Path, caches: tuple[Path, ...], receipt: Receipt
     ):
-        errors, ended = {}, set()
+        self._toolchain, self._root, self._caches = toolchain, root, caches
+        self._receipt = receipt
+        self._store = Store(caches)
+        self._work = caches[-1] / "work"
+
+    def build(self, units: list[Unit], why: dict[str, str]) -> dict[str, BuildError]:
+        """Build `units`; the errors of those that failed, by name.
+
+        `why` has a reason for those that are built although their sources are not new.
+        """
         try:
-            worker.stdin.write(json.dumps(order))
-            worker.stdin.close()
-            for line in worker.stdout:
-                event = json.loads(line)
-                progress.show(event)
-                if event["state"] in ("done", "failed"):
-                    ended.add(event["unit"])
-                if event["state"] == "failed":
-                    errors[event["unit"]] = _error(event)
-            complaint = worker.stderr.read()
+            self._check_machine()
+            with _Progress([unit.name for unit in units], self._caches[-1]) as self._progress:
+                return self._build(units, why)
+        except BuildError as error:
+            return {unit.name: error for unit in units}
+        except OSError as error:
+            text = cannot_write(self._caches[-1], error)
+            return {unit.name: text for unit in units}
+
+    def _check_machine(self) -> None:
+        if self._toolchain.cxx is None:
+            command = os.environ.get("CXX") or "c++"
+            raise BuildError(
+                f"no C++ compiler: `{command}` is not on PATH; install one "
+                "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
+            )
+        for folder in (self._store.path, self._work):
+            make_private(folder)
+            check_writable(folder)
+
+    def _build(self, units: list[Unit], why: dict[str, str]) -> dict[str, BuildError]:
+        # The longest first, so that no core idles at the end.
+        pending = {unit.name: unit for unit in sorted(units, key=self._work_in, reverse=True)}
+        sources = Sources(self._root, self._toolchain.header_folders)
+        manifests = {unit.name: manifest(unit, self._toolchain, sources) for unit in units}
+        keys = {name: key(inputs) for name, inputs in manifests.items()}
+        folders = {name: self._folder(pending[name], manifests[name]) for name in pending}
+        errors: dict[str, BuildError] = {}
+        waiting: dict[str, float] = {}  # since when this process waits for a unit
+        attempts = dict.fromkeys(pending, 0)
+        started, said, built = time.perf_counter(), 0.0, 0
+        locks = self._open_locks(folders)
+        try:
+            while pending:
+                with gate(self._work):
+                    mine = [name for name in pending if locks[name].take()]
+                for name in [*mine]:
+                    if name in waiting:
+                        self._receipt.add(name, "wait", time.time() - waiting[name])
+                    failed = self._failed_meanwhile(
+                        locks[name], waiting.pop(name, None), keys[name]
+                    )
+                    if failed:
+                        errors[name] = failed
+                    elif not self._store.verified(name, keys[name]):
+                        continue
+                    self._receipt.result(name, "failed" if failed else "waited")
+                    self._progress.show({"unit": name, "state": "failed" if failed else "done"})
+                    mine.remove(name)
+                    del pending[name]
+                    self._forget(locks.pop(name), release=True)
+                if mine:
+                    orders = [
+                        {
+                            "name": name,
+                            "sources": pending[name].sources,
+                            "folder": str(folders[name]),
+                            "lock": locks[name].descriptor,
+                            "why": [why[name]] if name in why else [],
+                        }
+                        for name in mine
+                    ]
+                    ended = self._run_worker(orders, {name: locks.pop(name) for name in mine})
+                    for name in mine:
+                        attempts[name] += 1
+                        if name in ended or attempts[name] == 2:
+                            del pending[name]
+                            failed = ended.get(name, _killed(name))
+                            self._receipt.result(name, "failed" if failed else "built")
+                            if failed:
+                                errors[name] = failed
+                            else:
+                                built += 1
+                    locks |= self._open_locks({n: folders[n] for n in mine if n in pending})
+                elif pending:
+                    holders = {name: locks[name].read() for name in pending}
+                    for name, holder in holders.items():
+                        waiting.setdefault(name, time.time())
+                        self._progress.show({"unit": name, "state": "waiting", "holder": holder})
+                    if time.perf_counter() - started > said:
+                        self._progress.say_waiting(holders)
+                        said += _SAY_AGAIN
+                    time.sleep(_LOOK_AGAIN)
         finally:
-            worker.kill()
-        progress.end(len(ended) - len(errors), time.perf_counter() - started)
-    for unit in units:
-        if unit.name not in ended:
-            last = (
-                "\n".join(complaint.strip().splitlines()[-5:]) or f"exit status {worker.returncode}"
-            )
-            errors[unit.name] = BuildError(
-                f"{unit.name}: the build process ended early:\n{last}", unit.name
-            )
-    return errors
+            for lock in locks.values():
+                self._forget(lock)
+        self._progress.end(built, len(errors), time.perf_counter() - started)
+        if built:
+            self._make_room()
+        return errors
 
+    def _open_locks(self, folders: dict[str, Path]) -> dict[str, FileLock]:
+        locks = {name: FileLock(Path(f"{folder}.lock")) for name, folder in folders.items()}
+        _held.update(lock.descriptor for lock in locks.values())
+        return locks
 
-def _size(unit: Unit, source: str) -> int:
-    """A guess at the work in a source: nvcc takes longest."""
-    return (unit.root / source).stat().st_size + (100_000 if source.endswith(".cu") else 0)
+    def _forget(self, lock: FileLock, release: bool = False) -> None:
+        _held.discard(lock.descriptor)
+        lock.release() if release else lock.close()
+
+    def _folder(self, unit: Unit, inputs: dict) -> Path:
+        """The unit's work folder: it changes with toolchain and checkout, not with an edit."""
+        maker = {"toolchain": inputs["toolchain"], "root": str(unit.root)}
+        return self._work / f"{unit.name}-{key(maker)[:12]}"
+
+    def _work_in(self, unit: Unit) -> int:
+        """A guess at the work in a unit, by the size of its sources: nvcc takes longest."""
+        return sum(
+            (unit.root / source).stat().st_size + (100_000 if source.endswith(".cu") else 0)
+            for source in built_sources(unit, self._toolchain)
+        )
+
+    def _failed_meanwhile(self, lock: FileLock, since: float | None, key: str) -> BuildError | None:
+        """The error of the build that this process waited for, if that was of these sources."""
+        noted = lock.read()
+        if since is None or noted.get("key") != key or noted.get("since", 0) < since:
+            return None
+        return _error({"unit": lock.path.name.rpartition("-")[0], **noted["failed"]}, self._root)
+
+    def _run_worker(
+        self, tasks: list[dict], locks: dict[str, FileLock]
+    ) -> dict[str, BuildError | None]:
+        """Compile what `tasks` say; the error, or None, of each that came to an end.
+
+        The worker has the locks from here on, and this process no longer: should the worker be
+        killed, the locks are free.
+        """
+        for lock in locks.values():
+            lock.note(pid=os.getpid())
+        cores = _cores()
+        order = {
+            "units": tasks,
+            "toolchain": asdict(self._toolchain),
+            "root": str(self._root),
+            "caches": [str(cache) for cache in self._caches],
+            "sys_path": sys.path,
+            "side_by_side": min(cores, len(tasks)),
+            "jobs": max(1, -(-cores // len(tasks))),
+        }
+        ended: dict[str, BuildError | None] = {}
+        with tempfile.TemporaryFile() as complaints:
+            try:
+                worker = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _START, str(self._root)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=complaints,
+                    text=True,
+                    pass_fds=[task["lock"] for task in tasks],
+                    start_new_session=True,  # so that all it started can be ended with it
+                )
+                for lock in locks.values():
+                    lock.note(pid=worker.pid)
+            finally:
+                for lock in locks.values():
+                    self._forget(lock)
+            with worker:
+                try:
+                    with contextlib.suppress(BrokenPipeError):  # it died; what follows notices
+                        worker.stdin.write(json.dumps(order) + "\n")
+                        worker.stdin.flush()
+                    for line in worker.stdout:
+                        self._note(json.loads(line), ended)
+                except BaseException:
+                    os.killpg(worker.pid, signal.SIGKILL)
+                    raise
+            complaints.seek(0)
+            last = complaints.read().decode(errors="replace").strip().splitlines()[-5:]
+        if worker.returncode > 0:  # it failed by itself, and would again
+            for task in tasks:
+                text = "\n".join([f"{task['name']}: the build process ended early:", *last])
+                ended.setdefault(task["name"], BuildError(text, task["name"]))
+        return ended
+
+    def _note(self, event: dict, ended: dict[str, BuildError | None]) -> None:
+        """Take in what the worker reports."""
+        self._progress.show(event)
+        if event["state"] == "done":
+            ended[event["unit"]] = None
+            for stage, seconds in event["seconds"].items():
+                self._receipt.add(event["unit"], stage, seconds)
+        if event["state"] == "failed":
+            ended[event["unit"]] = _error(event, self._root)
+
+    def _make_room(self) -> None:
+        limit = settings.cache_limit()
+        removed, freed, _ = care.prune(self._store, limit)
+        if removed:
+            _say(
+                f"removed {removed} old builds ({bytes_text(freed)}) from {self._caches[-1]}, "
+                f"which may take {bytes_text(limit)} (LOADER_CACHE_LIMIT)"
+            )
 
 
 def _cores() -> int:
@@ -104,17 +261,38 @@ def _cores() -> int:
     return min(cores, int(most)) if most.isdigit() and int(most) > 0 else cores
 
 
-def _error(event: dict) -> BuildError:
-    unit, log = event["unit"], event["log"]
-    text = event["error"]
+def _killed(unit: str) -> BuildError:
+    return BuildError(
+        f"{unit}: its build was killed twice; where memory is short, set MAX_JOBS=1", unit
+    )
+
+
+def _error(event: dict, root: Path) -> BuildError:
+    unit, log, text = event["unit"], event["log"], event["error"]
     if log:
-        text = Path(log).read_text(errors="replace")
+        try:
+            text = Path(log).read_text(errors="replace")
+        except OSError:
+            log = None
     where = f"\nThe whole output is in {log}" if log else ""
     return BuildError(f"{unit} could not be built:\n{first_errors(text)}{where}", unit, log)
 
 
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        print(f"loader: {text}", file=sys.stderr, flush=True)
+
+
+def _describe(holder: dict) -> str:
+    """`process 123 (12 s)`, and on which machine where that is another one."""
+    host = holder.get("host", "")
+    where = f" on {host}" if host and host != socket.gethostname() else ""
+    age = duration(time.time() - holder["since"]) if "since" in holder else "just begun"
+    return f"process {holder.get('pid', '?')}{where} ({age})"
+
+
 class _Progress:
-    """On a terminal a live line for each unit, on stderr; elsewhere one line in all."""
+    """On a terminal a live line for each unit, on stderr; elsewhere a line when there is news."""
 
     def __init__(self, names: list[str], cache: Path):
         self._names, self._cache, self._live = names, cache, None
@@ -143,21 +321,31 @@ class _Progress:
             return
         text = event["state"]
         if text == "waiting":
-            text = f"waiting for process {event['holder'] or '?'}, which is building it"
+            text = f"waiting for {_describe(event['holder'])}, which is building it"
         task = self._tasks[event["unit"]]
         self._live.start_task(task)
         self._live.update(task, description=text)
         if event["state"] in ("done", "failed"):
             self._live.stop_task(task)
 
-    def end(self, built: int, seconds: float) -> None:
+    def say_waiting(self, holders: dict[str, dict]) -> None:
+        """Say for whom this process waits, where no live line does."""
+        if not self._live:
+            by_holder: dict[str, list[str]] = {}
+            for name, holder in holders.items():
+                by_holder.setdefault(_describe(holder), []).append(name)
+            for holder, names in by_holder.items():
+                _say(f"waiting for {holder}, which is building {', '.join(names)}")
+
+    def end(self, built: int, failed: int, seconds: float) -> None:
         """Say once what was done."""
         if self._live:
             self._live.stop()
-        if sys.stderr is not None:
-            of = f"{len(self._names)} ({', '.join(self._names)})"
-            text = f"loader: built {built} of {of} in {seconds:.1f} s into {self._cache}"
-            print(text, file=sys.stderr)
+        of = f"{len(self._names)} ({', '.join(self._names)})"
+        if built or failed:
+            _say(f"built {built} of {of} in {seconds:.1f} s into {self._cache}")
+        else:
+            _say(f"waited {seconds:.1f} s for {of}, which another process built")
 
     def __exit__(self, *exception) -> None:
         if self._live:

@@ -50,3 +50,8 @@ def first_errors(output: str, most: int = 3) -> str:
             break
     said = [line for line in lines if line.strip() and not _NINJA.match(line)]
     return "\n".join(shown or said[-12:])
+
+
+def explain_failure(output, root, sources=(), most=3):
+    """Stand-in."""
+    return first_errors(output, most)

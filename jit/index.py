@@ -20,6 +20,7 @@ class Index:
     def __init__(self, store: Path, root: Path, toolchain: Toolchain):
         self._root = str(root)
         self._toolchain = json.dumps(toolchain.identity)
+        self._usable = not toolchain.header_folders  # whose headers may change unseen
         name = hashlib.sha256(f"{root} {self._toolchain}".encode()).hexdigest()[:16]
         self._file = store / f".index-{name}.json"
 
@@ -27,7 +28,7 @@ class Index:
         """Keys by operator, or None where a source may have changed since they were worked out."""
         try:
             record = json.loads(self._file.read_text())
-            if record["seen"] == self._look(record["paths"])[0]:
+            if self._usable and record["seen"] == self._look(record["paths"])[0]:
                 return record["keys"]
         except (OSError, ValueError, KeyError, TypeError):
             pass
@@ -37,7 +38,7 @@ class Index:
         """Write the index, if these files are old enough to be told apart by their times."""
         try:
             seen, newest = self._look(paths)
-            if newest > time.time() - 2:
+            if not self._usable or newest > time.time() - 2:
                 return
             draft = self._file.with_name(f"{self._file.name}-{os.getpid()}")
             draft.write_text(json.dumps({"seen": seen, "paths": paths, "keys": keys}))
@@ -54,7 +55,7 @@ class Index:
         for folder in ("ops", "kernels", "include"):
             facts += sorted(os.listdir(f"{self._root}/{folder}"))
         for path in paths:
-            stat = os.stat(f"{self._root}/{path}")
+            stat = os.stat(os.path.join(self._root, path))
             facts.append(
                 f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
             )

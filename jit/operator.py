@@ -11,7 +11,7 @@ import loader
 
 def library(name: str):
     """Load operator `name`; its registered form, `torch.ops.octet.<name>.default`."""
-    loader._load(name)
+    loader._session.load(name)
     return registered(name)
 
 

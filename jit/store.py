@@ -3,92 +3,129 @@
 A library is built elsewhere, copied into a staging folder, digested, flushed to disk and renamed
 into place in one step, so a reader sees a whole entry or none, whoever is killed when. Its digest
 is checked before it is loaded: a truncated library would crash the process, a flipped bit would
-load silently.
+load silently. What is in use is locked (shared), so that nothing that makes room removes it.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .errors import BuildError
+from .key import key as key_of
 
 LIBRARY = "library.so"
 MANIFEST = "manifest.json"
 
 
 class Store:
-    """Entries below `cache/store`. Reading needs no lock and writes nothing."""
+    """Entries below `cache/store` of each cache; the last is written to, those before it are read.
 
-    def __init__(self, cache: Path):
-        self.path = cache / "store"
+    Reading needs no lock and no right to write.
+    """
 
-    def entry(self, unit: str, key: str) -> Path:
-        """Where the entry of this key is, or would be."""
-        return self.path / f"{unit}-{key}"
+    def __init__(self, caches: Sequence[Path]):
+        self.layers = [cache / "store" for cache in caches]
+        self.path = self.layers[-1]
 
     def has(self, unit: str, key: str) -> bool:
         """Whether there is such an entry; its library may still prove damaged."""
-        return os.path.exists(self.entry(unit, key) / MANIFEST)
+        return any(os.path.exists(layer / f"{unit}-{key}" / MANIFEST) for layer in self.layers)
 
     def has_all(self, keys: dict[str, str]) -> bool:
-        """Whether there are entries for all of these, by unit; at the cost of one listing."""
-        return {f"{unit}-{key}" for unit, key in keys.items()} <= {*os.listdir(self.path)}
-
-    def find_like(self, wanted: dict, unknown: tuple[str, ...]) -> str | None:
-        """The key of an entry that equals the manifest `wanted`, but for what `unknown` names.
-
-        For a machine without a compiler or nvcc, whose identity cannot be told there.
-        """
-        prefix = wanted["unit"] + "-"
-        if not self.path.is_dir():
-            return None
-        for name in sorted(os.listdir(self.path)):
-            if not name.startswith(prefix):
-                continue
+        """Whether there are entries for all of these, by unit; at the cost of a listing a layer."""
+        wanted = {f"{unit}-{key}" for unit, key in keys.items()}
+        for layer in self.layers:
             try:
-                stored = json.loads((self.path / name / MANIFEST).read_text())["inputs"]
+                wanted.difference_update(os.listdir(layer))
+            except OSError:
+                continue
+        return not wanted
+
+    def entries(self, unit: str = "") -> Iterator[tuple[Path, dict]]:
+        """Folder and manifest of every sound entry (of one unit), layer by layer."""
+        for layer in self.layers:
+            try:
+                names = sorted(os.listdir(layer))
+            except OSError:
+                continue
+            for name in names:
+                if name[0] != "." and unit in ("", name.rpartition("-")[0]):
+                    try:
+                        yield layer / name, _manifest(layer / name)
+                    except (OSError, ValueError, KeyError, TypeError):
+                        continue
+
+    def manifest(self, unit: str, key: str) -> dict | None:
+        """The manifest of an entry; None where there is none that can be read."""
+        for layer in self.layers:
+            try:
+                return _manifest(layer / f"{unit}-{key}")
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            toolchain = dict(stored["toolchain"])
-            toolchain |= {f: wanted["toolchain"][f] for f in unknown if f in toolchain}
-            if {**stored, "toolchain": toolchain} == wanted:
-                return name[len(prefix) :]
         return None
 
     def verified(self, unit: str, key: str) -> Path | None:
         """The library of an entry, its digest checked; None where it is missing or damaged."""
-        entry = self.entry(unit, key)
-        try:
-            check_private(self.path)
-            recorded = json.loads((entry / MANIFEST).read_text())
-            library = entry / LIBRARY
-            if recorded["sha256"] == file_digest(library):
-                return library
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
+        for layer in self.layers:
+            entry = layer / f"{unit}-{key}"
+            if not os.path.lexists(entry):
+                continue
+            check_private(layer)
+            try:
+                check_private(entry)
+                recorded = _manifest(entry)
+                if recorded["sha256"] == file_digest(entry / LIBRARY):
+                    return entry / LIBRARY
+            except (BuildError, OSError, ValueError, KeyError, TypeError):
+                continue
         return None
 
-    def publish(self, library: Path, inputs: dict, key: str) -> Path:
+    def hold(self, library: Path) -> int | None:
+        """Mark an entry as in use, and used now, until this process ends; None where it is gone.
+
+        The mark is a shared lock on the library, under the descriptor returned. Where files cannot
+        be locked nothing is marked, and nothing is ever removed there either.
+        """
+        try:
+            descriptor = os.open(library, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            os.utime(library.parent / MANIFEST)
+        except OSError:
+            pass  # a network folder, or one that is not ours to write
+        if not os.path.exists(library):
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def publish(self, library: Path, inputs: dict, **facts) -> Path:
         """Make a finished library visible in one step; the first builder of a key wins.
 
-        A crash inside leaves a staging folder, which nobody reads and `make clean` removes.
+        `facts` are kept beside what made it. A crash inside leaves a staging folder, which nobody
+        reads and `tidy` removes.
         """
         make_private(self.path)
-        final = self.entry(inputs["unit"], key)
+        key = key_of(inputs)
+        final = self.path / f"{inputs['unit']}-{key}"
         staging = self.path / f".staging-{os.getpid()}-{os.urandom(8).hex()}"
         try:
             staging.mkdir(mode=0o700)
             shutil.copyfile(library, staging / LIBRARY)
-            record = {"inputs": inputs, "key": key, "sha256": file_digest(staging / LIBRARY)}
-            (staging / MANIFEST).write_text(json.dumps(record, indent=1))
+            record = {"inputs": inputs, "sha256": file_digest(staging / LIBRARY), **facts}
+            (staging / MANIFEST).write_text(json.dumps({**record, "made": time.time()}, indent=1))
             for path in (staging / LIBRARY, staging / MANIFEST, staging):
                 _flush(path)
             if self.verified(inputs["unit"], key) is None:
-                self.discard(inputs["unit"], key)
+                self.discard(final)
             os.rename(staging, final)
         except OSError as error:
             shutil.rmtree(staging, ignore_errors=True)
@@ -97,14 +134,27 @@ class Store:
         _flush(self.path)
         return final
 
-    def discard(self, unit: str, key: str) -> None:
-        """Take a damaged entry out of the way, in one step."""
+    def discard(self, entry: Path) -> None:
+        """Take an entry out of the way, in one step."""
         doomed = self.path / f".damaged-{os.urandom(8).hex()}"
         try:
-            os.rename(self.entry(unit, key), doomed)
-        except FileNotFoundError:
+            os.rename(entry, doomed)
+        except (FileNotFoundError, NotADirectoryError):
             return
-        shutil.rmtree(doomed, ignore_errors=True)
+        if doomed.is_dir() and not doomed.is_symlink():
+            shutil.rmtree(doomed, ignore_errors=True)
+        else:
+            doomed.unlink()
+
+
+def _manifest(entry: Path) -> dict:
+    """What is recorded of an entry; ValueError where that is not what made this key."""
+    handle = os.open(entry / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(handle, encoding="utf-8") as file:
+        recorded = json.load(file)
+    if f"{recorded['inputs']['unit']}-{key_of(recorded['inputs'])}" != entry.name:
+        raise ValueError(f"{entry} does not hold what its name says")
+    return recorded
 
 
 def make_private(folder: Path) -> None:
@@ -113,17 +163,44 @@ def make_private(folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise BuildError(
-            f"the build cache {folder} cannot be created: {error.strerror}; "
-            "set LOADER_CACHE_DIR to a folder of yours on a disk that can be written"
-        ) from None
+        raise cannot_write(folder, error) from None
     check_private(folder)
+
+
+def cannot_write(folder: Path, error: OSError) -> BuildError:
+    """What to say where the cache cannot be written."""
+    cure = {
+        errno.ENOSPC: "free some space, or ",
+        errno.EDQUOT: "free some of your quota, or ",
+        errno.EROFS: "mount it for writing, or ",
+        errno.EACCES: "get the right to write there, or ",
+    }.get(error.errno, "")
+    return BuildError(
+        f"the build cache {folder} cannot be written: {error.strerror}; {cure}"
+        "set LOADER_CACHE_DIR to a folder of yours on a disk that can be written"
+    )
+
+
+def check_writable(folder: Path) -> None:
+    """BuildError where a file of a few pages cannot be written in a folder."""
+    probe = folder / f".probe-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        try:
+            with open(probe, "xb") as file:
+                file.write(bytes(1 << 16))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
 
 
 def check_private(folder: Path) -> None:
     """BuildError unless the folder is a real one that only its owner, this user or root, can write.
 
-    What lies in it gets executed: whoever can write there could run code as this user.
+    What lies in it gets executed: whoever can write there could run code as this user. The same
+    goes for whoever could put another folder in its place.
     """
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode):
@@ -138,12 +215,20 @@ def check_private(folder: Path) -> None:
             f"the build cache {folder} can be written by others (mode {found.st_mode & 0o777:o}); "
             "what lies there gets executed: chmod 700 it, or remove it if somebody may have written"
         )
+    for above in Path(os.path.realpath(folder)).parents:
+        mode = os.stat(above).st_mode
+        if mode & 0o002 and not mode & stat.S_ISVTX:
+            raise BuildError(
+                f"the build cache {folder} lies in {above}, where anybody can rename it and put "
+                f"another in its place (mode {mode & 0o777:o}); chmod o-w that folder, or set "
+                "LOADER_CACHE_DIR to a folder below your home"
+            )
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
+    """SHA-256 of a file's content; OSError where it is a link."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -9,13 +9,16 @@ import re
 import shlex
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
 from . import settings
 
-# What changes a compiler's output beside its command line.
+# Flags of the user's for the host compiler and the linker. They come before ours, which win.
+_FLAGS = ["CPPFLAGS", "CFLAGS", "CXXFLAGS"]
+_LINK_FLAGS = ["LDFLAGS"]
+# What else changes a compiler's output beside its command line.
 _ENVIRONMENT = [
     "CC",
     "CPATH",
@@ -24,17 +27,22 @@ _ENVIRONMENT = [
     "LIBRARY_PATH",
     "COMPILER_PATH",
     "GCC_EXEC_PREFIX",
+    "LD_RUN_PATH",
+    "SOURCE_DATE_EPOCH",
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
     "NVCC_CCBIN",
     "PYTORCH_NVCC",
 ]
+_HEADER_PATHS = ("CPATH", "CPLUS_INCLUDE_PATH")
+_INCLUDE_FLAG = re.compile(r"-(?:I|isystem|iquote|idirafter)=?(.*)")
 
 # torch's flags turn off the 16-bit types' operators and conversions; kernels may want them.
 _UNDEFINE = [
     f"-U__CUDA_NO_{name}__"
     for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
 ]
+NATIVE = "-march=native"
 CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # -O is for the launchers alone: device code is optimised fully in any case.
 CUDA_FLAGS = ["-O1", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
@@ -50,10 +58,12 @@ class Toolchain:
     architectures: (
         str  # as TORCH_CUDA_ARCH_LIST has them, e.g. "8.0;9.0"; "" builds for the CPU only
     )
+    machine: str  # instruction set, e.g. "x86_64"
     cpu: str  # digest of the CPU's features where code is made for this CPU, else ""
     torch: str
     cflags: tuple[str, ...]
     cuda_flags: tuple[str, ...]
+    ldflags: tuple[str, ...]
     environment: tuple[str, ...]
 
     @cached_property
@@ -64,6 +74,24 @@ class Toolchain:
         if not self.architectures:
             del facts["nvcc"], facts["cuda_flags"]
         return facts
+
+    @cached_property
+    def header_folders(self) -> tuple[str, ...]:
+        """Where the user's environment lets headers be found beside our own folders."""
+        found = []
+        environment = dict(fact.split("=", 1) for fact in self.environment)
+        for name in _HEADER_PATHS:
+            found += environment.get(name, "").split(os.pathsep)
+        cuda = [environment.get(f"NVCC_{which}PEND_FLAGS", "").split() for which in ("PRE", "AP")]
+        words = [*self.cflags, *cuda[0], *cuda[1]]
+        for word, after in zip(words, [*words[1:], ""], strict=True):
+            if flag := _INCLUDE_FLAG.fullmatch(word):
+                found.append(flag[1] or after)
+        return tuple(os.path.abspath(folder) for folder in found if folder)
+
+    def portable(self) -> "Toolchain":
+        """The same for any CPU of this kind."""
+        return replace(self, cpu="", cflags=tuple(f for f in self.cflags if f != NATIVE))
 
 
 @cache
@@ -76,27 +104,48 @@ def current(cache_dir: Path) -> Toolchain:
         os.path.join(cuda_home, "bin", "nvcc") if cuda_home else None
     )
     native = settings.value("LOADER_NATIVE") == "1"
-    cflags = [*CFLAGS, f"-DOCTET_CUDA_VERSION={torch.version.cuda or 'none'}"]
-    cflags += ["-march=native"] if native else []
+    cflags = [*_words(_FLAGS), *CFLAGS, f"-DOCTET_CUDA_VERSION={torch.version.cuda or 'none'}"]
+    cflags += [NATIVE] if native else []
+    # nvcc runs a host compiler of its own choice, which torch's load() takes from CC.
+    host = os.environ.get("CC") or os.environ.get("NVCC_CCBIN") or "g++"
     return Toolchain(
         cxx=_identity(os.environ.get("CXX") or "c++"),
-        nvcc=_identity(nvcc) if nvcc else None,
+        nvcc=f"{_identity(nvcc)} with {_identity(host)}" if nvcc and _identity(nvcc) else None,
         cuda_home=cuda_home,
         architectures=_architectures(cache_dir) if torch.version.cuda else "",
+        machine=os.uname().machine,
         cpu=_cpu_features() if native else "",
         torch=f"{torch.__version__} {torch.version.git_version}",
         cflags=tuple(cflags),
         cuda_flags=tuple(CUDA_FLAGS),
+        ldflags=tuple(_words(_LINK_FLAGS)),
         environment=tuple(
             f"{name}={os.environ[name]}" for name in _ENVIRONMENT if name in os.environ
         ),
     )
 
 
+def _words(variables: list[str]) -> list[str]:
+    """The flags in these environment variables, split as a shell would, and never seen by one."""
+    found = []
+    for name in variables:
+        try:
+            found += shlex.split(os.environ.get(name, ""))
+        except ValueError as error:
+            raise ValueError(
+                f"{name} cannot be split into flags ({error}): {os.environ[name]!r}"
+            ) from None
+    return found
+
+
 def _identity(command: str) -> str | None:
     """Which programs a command such as `ccache g++` runs; None where one is missing."""
     facts = []
-    for word in shlex.split(command):
+    try:
+        words = [command] if os.path.isfile(command) else shlex.split(command)
+    except ValueError:
+        return None  # a quotation that does not end
+    for word in words:
         path = shutil.which(word)
         if path is None:
             if not facts or not word.startswith("-"):

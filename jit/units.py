@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
+# A directive as compilers read it: `#include "x.h"`, `# import <x.h>`, `%:include X_HEADER`, also
+# with comments and continued lines in between. What is neither quoted nor bracketed is a macro.
+_GAP = rb"(?:[ \t]|\\\r?\n|/\*.*?\*/)*"
+_INCLUDE = re.compile(
+    rb"^"
+    + _GAP
+    + rb"(?:#|%:|\?\?=)"
+    + _GAP
+    + rb"(?:include|import|include_next|embed)\b"
+    + _GAP
+    + rb'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n]*))',
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -36,16 +48,22 @@ def discover(root: Path) -> dict[str, Unit]:
 
 
 class Sources:
-    """Digests of source files and of the headers they can reach, each file read once."""
+    """Digests of source files and of the headers they can reach, each file read once.
 
-    def __init__(self, root: Path):
+    Headers are looked for beside the file that includes them, in `include/`, and in `folders`, the
+    absolute ones that the user's flags and environment name.
+    """
+
+    def __init__(self, root: Path, folders: tuple[str, ...] = ()):
         self._root = str(root)
+        self._folders = ("include", *folders)
         self._read = cache(self._read_file)
 
     def closure(self, source: str) -> dict[str, str]:
-        """SHA-256 of `source` and of every header of ours that it reaches, by path below the root.
+        """SHA-256 of `source` and of every header that it reaches, by path below the root.
 
-        An include that a condition leaves out counts as reached: one miss too many is harmless.
+        An include that a condition leaves out counts as reached, and one by a macro reaches every
+        header there is: one miss too many is harmless.
         """
         found: dict[str, str] = {}
         pending = [source]
@@ -59,14 +77,29 @@ class Sources:
             found[path] = digest
             folder = os.path.dirname(path)
             for name in includes:
-                pending += [os.path.normpath(os.path.join(at, name)) for at in (folder, "include")]
+                if name is None:
+                    pending += self._all_headers()
+                else:
+                    places = (folder, *self._folders)
+                    pending += [os.path.normpath(os.path.join(at, name)) for at in places]
         return found
 
-    def _read_file(self, path: str) -> tuple[str | None, tuple[str, ...]]:
+    def _all_headers(self) -> list[str]:
+        """Every file below `include/`, `kernels/` and `ops/` that may be a header."""
+        return [
+            os.path.relpath(os.path.join(folder, file), self._root)
+            for room in ("include", "kernels", "ops")
+            for folder, _, files in os.walk(os.path.join(self._root, room))
+            for file in files
+            if not file.endswith((".py", ".pyc"))
+        ]
+
+    def _read_file(self, path: str) -> tuple[str | None, tuple[str | None, ...]]:
         try:
             with open(os.path.join(self._root, path), "rb") as file:
                 content = file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None, ()
-        names = tuple(name.decode() for name in _INCLUDE.findall(content))
+        found = [quoted or bracketed for quoted, bracketed, _ in _INCLUDE.findall(content)]
+        names = tuple(os.fsdecode(name) if name else None for name in found)
         return hashlib.sha256(content).hexdigest(), names

@@ -6,38 +6,49 @@ process, and a library that does not load is found here. Units are built side by
 which share the one import of torch.
 
 Per unit and toolchain there is one mutable folder in `work/`, where ninja keeps its objects. Who
-holds the lock beside it may touch it. A folder whose builder died is set aside whole, since the
-compilers that it started may still be writing there.
+holds the lock beside it may touch it; the parent hands its locks down, so that they are held until
+the build has ended, whatever becomes of the parent. A folder whose builder died is set aside whole,
+since the compilers that it started may still be writing there.
 """
 
-import fcntl
+import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
 import traceback
 import uuid
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .explain import why_built
 from .key import built_sources, key, manifest
-from .store import Store, make_private
+from .lock import FileLock
+from .store import Store
 from .toolchain import Toolchain
 from .units import Sources, Unit
 
 
+class Killed(RuntimeError):
+    """A tool that was ended by a signal; what it started may still be running."""
+
+
 def main() -> None:
     """Build the units that the parent names on stdin; report on stdout, a JSON object a line."""
-    order = json.load(sys.stdin)
+    order = json.loads(sys.stdin.readline())
     sys.path[:] = order["sys_path"]
     events = os.dup(1)
     os.dup2(2, 1)
 
     def report(unit: str, state: str, **facts) -> None:
-        os.write(events, (json.dumps({"unit": unit, "state": state, **facts}) + "\n").encode())
+        line = json.dumps({"unit": unit, "state": state, **facts}) + "\n"
+        with contextlib.suppress(BrokenPipeError):  # the parent is dead; others want the build
+            os.write(events, line.encode())
 
     facts = order["toolchain"]
     toolchain = Toolchain(**{k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()})
@@ -46,17 +57,29 @@ def main() -> None:
     import torch.utils.cpp_extension  # noqa: F401  once here, for all the forks
 
     linker = _linker_flags()
-    waiting = [Unit(u["name"], Path(order["root"]), tuple(u["sources"])) for u in order["units"]]
-    running: set[int] = set()
+    store = Store([Path(cache) for cache in order["caches"]])
+    waiting = order["units"]
+    for task in waiting:
+        os.set_inheritable(task["lock"], False)  # compilers that outlive us must not hold it
+    locks = {u["name"]: FileLock(Path(u["folder"] + ".lock"), u["lock"]) for u in waiting}
+    running: dict[int, str] = {}
     while waiting or running:
         while waiting and len(running) < order["side_by_side"]:
-            unit = waiting.pop(0)
+            task = waiting.pop(0)
             pid = os.fork()
             if pid == 0:
-                _build_and_exit(unit, toolchain, linker, Path(order["cache"]), report)
-            running.add(pid)
-        pid, _ = os.wait()
-        running.discard(pid)
+                for name, lock in locks.items():
+                    if name != task["name"]:
+                        lock.close()
+                unit = Unit(task["name"], Path(order["root"]), tuple(task["sources"]))
+                job = Job(unit, toolchain, Path(task["folder"]), store, task["why"], linker)
+                _build_and_exit(job, locks[unit.name], report)
+            running[pid] = task["name"]
+        pid, status = os.wait()
+        name = running.pop(pid)
+        locks.pop(name).release()
+        if os.waitstatus_to_exitcode(status) != 0:
+            report(name, "killed")
 
 
 def _prepare_environment(toolchain: Toolchain, order: dict) -> None:
@@ -70,116 +93,184 @@ def _prepare_environment(toolchain: Toolchain, order: dict) -> None:
         pass  # then a ninja on PATH has to serve
     os.environ["PATH"] = os.pathsep.join([*path, os.environ.get("PATH", "")])
     os.environ["MAX_JOBS"] = str(order["jobs"])
+    os.environ["TORCH_DONT_CHECK_COMPILER_ABI"] = "1"
+    for name in ("CXX", "PYTORCH_NVCC"):
+        if command := os.environ.get(name):
+            words = [command] if os.path.isfile(command) else shlex.split(command)
+            os.environ[name] = " ".join(map(quoted, words))
+    if compiler := os.environ.get("CC"):
+        os.environ["CC"] = quoted(compiler)
     if toolchain.cuda_home:
         os.environ["CUDA_HOME"] = toolchain.cuda_home
     # load() fails with an IndexError where there is neither a list nor a GPU.
     os.environ["TORCH_CUDA_ARCH_LIST"] = toolchain.architectures or "9.0"
 
 
-def _build_and_exit(
-    unit: Unit, toolchain: Toolchain, linker: list[str], cache: Path, report
-) -> None:
+def quoted(word: str) -> str:
+    """A word as it has to stand in a ninja file, from where a shell reads it."""
+    if "\n" in word:
+        raise ValueError(f"a compiler or a flag has a line break in it, remove that: {word!r}")
+    return shlex.quote(word).replace("$", "$$")
+
+
+class Job:
+    """One unit, to be compiled in its folder and published."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        toolchain: Toolchain,
+        folder: Path,
+        store: Store,
+        why: list[str],
+        linker: list[str],
+    ):
+        self.unit, self.toolchain, self.folder = unit, toolchain, folder
+        self.store, self.why, self.linker = store, why, linker
+        self.seconds: dict[str, float] = {}
+
+    def inputs(self) -> dict:
+        """The manifest of the sources as they are now."""
+        sources = Sources(self.unit.root, self.toolchain.header_folders)
+        return manifest(self.unit, self.toolchain, sources)
+
+    def run(self) -> str:
+        """Compile and publish, unless another process has meanwhile; the key.
+
+        The sources are digested before and after: where somebody saved an edit in between, the
+        library may be made of either and is built again.
+        """
+        for _ in range(5):
+            inputs = self.inputs()
+            if self.store.verified(self.unit.name, key(inputs)):
+                return key(inputs)
+            why = self.why or why_built(self.store, self.unit, inputs)
+            library = self.compile()
+            if self.inputs() == inputs:
+                facts = {"why": why, "seconds": self.seconds, "root": str(self.unit.root)}
+                self.store.publish(library, inputs, **facts)
+                return key(inputs)
+        raise RuntimeError("the sources kept changing while they were compiled; import again")
+
+    def compile(self) -> Path:
+        """Run load() in the work folder; the library it made there.
+
+        A kill leaves the mark `building` in the folder, which is then not used again.
+        """
+        from torch.utils.cpp_extension import load
+
+        unit, folder = self.unit, self.folder
+        mark = folder / "building"
+        if mark.exists():
+            aside = folder.with_name(f"abandoned-{uuid.uuid4().hex}")
+            os.rename(folder, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mark.touch()
+        (folder / "lock").unlink(missing_ok=True)  # torch's own, which a kill leaves behind
+        sources = built_sources(unit, self.toolchain)
+        _drop_stale_objects(unit, sources, folder, self.toolchain)
+        with_cuda = sources != unit.for_cpu().sources
+        define = ["-DOCTET_CUDA"] if with_cuda else []
+        log = folder / ".ninja_log"
+        before = log.read_text().splitlines() if log.exists() else []
+        killed = False
+        try:
+            with _plain_paths(unit.root, folder) as (root, build_folder):
+                link = [*self.linker, *self.toolchain.ldflags]
+                link += _cuda_runtime(build_folder, self.toolchain) if with_cuda else []
+                load(
+                    name=unit.name,
+                    sources=[str(root / source) for source in sources],
+                    extra_cflags=[*map(quoted, self.toolchain.cflags), *define],
+                    extra_cuda_cflags=[*map(quoted, self.toolchain.cuda_flags), *define],
+                    extra_ldflags=[*map(quoted, link)],
+                    extra_include_paths=[str(root / "include")],
+                    build_directory=str(build_folder),
+                    with_cuda=with_cuda,
+                    is_python_module=False,
+                )
+        except RuntimeError as error:
+            killed = getattr(error.__cause__, "returncode", 0) < 0
+            if killed:
+                signal = -error.__cause__.returncode
+                raise Killed(f"ninja was ended by signal {signal}") from error
+            raise
+        finally:
+            if not killed:
+                mark.unlink()  # the compilers have ended, well or not
+        self._note_times(before)
+        return folder / f"{unit.name}.so"
+
+    def _note_times(self, before: list[str]) -> None:
+        """How long compilers and linker took, by ninja's log: start, end (ms), time, output."""
+        times: dict[str, list[int]] = {}
+        for line in (self.folder / ".ninja_log").read_text().splitlines():
+            if line not in before and line[:1].isdigit():
+                start, end, _, output, *_ = line.split("\t")
+                stage = "compile" if output.endswith(".o") else "link"
+                times.setdefault(stage, []).extend((int(start), int(end)))
+        self.seconds |= {stage: (max(t) - min(t)) / 1e3 for stage, t in times.items()}
+
+
+def _build_and_exit(job: Job, lock: FileLock, report: Callable) -> None:
     """The life of a fork: one unit, then `_exit`, so that nothing of the parent's runs twice."""
-    started = time.perf_counter()
+    unit = job.unit.name
     try:
-        state, facts = "done", {"key": build(unit, toolchain, linker, cache, report)}
+        report(unit, "compiling")
+        report(unit, "done", key=job.run(), seconds=job.seconds)
+    except Killed:
+        os._exit(1)
     except Exception as error:
-        log = cache / "work" / f"{unit.name}.log"
-        text = str(error) if isinstance(error, (RuntimeError, OSError)) else traceback.format_exc()
+        log: Path | None = job.folder.parent / f"{unit}.log"
+        known = isinstance(error, (RuntimeError, OSError, ValueError))
+        text = str(error) if known else traceback.format_exc()
         try:
             log.write_text(text)
         except OSError:
             log = None
         # A line has to fit what a pipe takes in one piece; the log has the rest.
-        state, facts = "failed", {"error": text[:2000], "log": str(log) if log else None}
-    report(unit.name, state, seconds=round(time.perf_counter() - started, 2), **facts)
-    os._exit(0)
-
-
-def build(unit: Unit, toolchain: Toolchain, linker: list[str], cache: Path, report) -> str:
-    """Compile `unit` and publish it, unless another process has meanwhile; its key.
-
-    The sources are digested before and after: where somebody saved an edit in between, the library
-    may be made of either and is built again. A kill leaves a `building` mark in the work folder.
-    """
-    store = Store(cache)
-    work = cache / "work"
-    make_private(work)
-    inputs = manifest(unit, toolchain, Sources(unit.root))
-    folder = work / f"{unit.name}-{_folder_name(unit, inputs)}"
-    with open(f"{folder}.lock", "a+") as lock:
-        _acquire(lock, unit, report)
-        for _ in range(5):
-            inputs = manifest(unit, toolchain, Sources(unit.root))
-            if store.verified(unit.name, key(inputs)):
-                return key(inputs)
-            report(unit.name, "compiling")
-            library = _compile(unit, toolchain, linker, folder)
-            if manifest(unit, toolchain, Sources(unit.root)) == inputs:
-                store.publish(library, inputs, key(inputs))
-                return key(inputs)
-    raise RuntimeError("the sources kept changing while they were compiled; import loader again")
-
-
-def _folder_name(unit: Unit, inputs: dict) -> str:
-    """Changes with the toolchain and the checkout, not with an edit."""
-    return key({"toolchain": inputs["toolchain"], "root": str(unit.root)})[:12]
-
-
-def _acquire(lock, unit: Unit, report) -> None:
-    """Hold the lock, waiting for whoever has it; the system frees it when its holder dies."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        report(unit.name, "waiting", holder=lock.read(20).strip())
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    lock.seek(0)
-    lock.truncate()
-    lock.write(str(os.getpid()))
-    lock.flush()
-
-
-def _compile(unit: Unit, toolchain: Toolchain, linker: list[str], folder: Path) -> Path:
-    """Run load() in the work folder; the library it made there."""
-    from torch.utils.cpp_extension import load
-
-    mark = folder / "building"
-    if mark.exists():
-        aside = folder.with_name(f"abandoned-{uuid.uuid4().hex}")
-        os.rename(folder, aside)
-        shutil.rmtree(aside, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
-    mark.touch()
-    (folder / "lock").unlink(missing_ok=True)  # torch's own, which a kill leaves behind for ever
-    sources = built_sources(unit, toolchain)
-    _drop_stale_objects(unit, sources, folder)
-    with_cuda = sources != unit.for_cpu().sources
-    define = ["-DOCTET_CUDA"] if with_cuda else []
-    try:
-        load(
-            name=unit.name,
-            sources=[str(unit.root / source) for source in sources],
-            extra_cflags=[*toolchain.cflags, *define],
-            extra_cuda_cflags=[*toolchain.cuda_flags, *define],
-            extra_ldflags=[*linker, *(_cuda_runtime(folder, toolchain) if with_cuda else [])],
-            extra_include_paths=[str(unit.root / "include")],
-            build_directory=str(folder),
-            with_cuda=with_cuda,
-            is_python_module=False,
-        )
+        failed = {"error": text[:2000], "log": str(log) if log else None}
+        with contextlib.suppress(Exception):
+            lock.note(pid=os.getpid(), key=key(job.inputs()), failed=failed)
+        report(unit, "failed", **failed)
     finally:
-        mark.unlink()  # the compilers have ended, well or not
-    return folder / f"{unit.name}.so"
+        os._exit(0)
 
 
-def _drop_stale_objects(unit: Unit, sources: tuple[str, ...], folder: Path) -> None:
+@contextlib.contextmanager
+def _plain_paths(root: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Names for two folders that neither ninja nor a shell could misread: links, where need be."""
+    if re.fullmatch(r"[\w/.,+@%=-]+", f"{root}{folder}", re.ASCII):
+        yield root, folder
+        return
+    parent = tempfile.gettempdir()
+    if not re.fullmatch(r"[\w/.,+@%=-]+", parent, re.ASCII):
+        parent = "/tmp"
+    alias = Path(tempfile.mkdtemp(prefix="octet-", dir=parent))
+    links = alias / "source", alias / "build"
+    try:
+        for link, target in zip(links, (root, folder), strict=True):
+            link.symlink_to(target)
+        try:
+            yield links
+        except RuntimeError as error:
+            text = str(error).replace(str(links[0]), str(root)).replace(str(links[1]), str(folder))
+            raise RuntimeError(text) from error.__cause__
+    finally:
+        shutil.rmtree(alias, ignore_errors=True)
+
+
+def _drop_stale_objects(
+    unit: Unit, sources: tuple[str, ...], folder: Path, toolchain: Toolchain
+) -> None:
     """Delete the objects whose sources differ in content from what they were made of.
 
     ninja goes by time alone and would keep an object when a file came back with an older date.
     """
     record = folder / "made_of.json"
-    now = {source: Sources(unit.root).closure(source) for source in sources}
+    read = Sources(unit.root, toolchain.header_folders)
+    now = {source: read.closure(source) for source in sources}
     try:
         before = json.loads(record.read_text())
     except (OSError, ValueError):
@@ -195,7 +286,7 @@ def _drop_stale_objects(unit: Unit, sources: tuple[str, ...], folder: Path) -> N
 
 def _linker_flags() -> list[str]:
     """The fastest linker that works with this compiler: lld, gold, or its own choice."""
-    command = shlex.split(os.environ.get("CXX") or "c++")
+    command = shlex.split((os.environ.get("CXX") or "c++").replace("$$", "$"))
     for name in ("lld", "gold"):
         if shutil.which(f"ld.{name}"):
             trial = [*command, "-shared", "-fPIC", f"-fuse-ld={name}", "-x", "c++", "/dev/null"]

@@ -15,10 +15,12 @@ TOOLCHAIN = toolchain.Toolchain(
     nvcc="/cuda/bin/nvcc 3 4",
     cuda_home="/cuda",
     architectures="9.0",
+    machine="x86_64",
     cpu="abc",
     torch="2.11.0 deadbeef",
     cflags=("-O3",),
     cuda_flags=("-O1",),
+    ldflags=(),
     environment=(),
 )
 

@@ -1,0 +1,178 @@
+"""What one process knows of the operators below one folder: found, keyed, built, loaded."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from . import index, key, settings, toolchain, units
+from .errors import BuildError
+from .receipt import Receipt
+from .store import Store
+
+
+class Session:
+    """The operators below `root`, and their builds in `caches`, the last of which is written to.
+
+    One thread at a time finds, builds and loads.
+
+    Attributes:
+        units: what there is to build, by name.
+        keys: the key of each unit that was looked for.
+        errors: of units that could not be built.
+        loaded: the keys of those whose library this process has loaded.
+    """
+
+    def __init__(self, root: Path, caches: tuple[Path, ...]):
+        self.root, self.caches = root, caches
+        self.units = units.discover(root)
+        self.keys: dict[str, str] = {}
+        self.errors: dict[str, BuildError] = {}
+        self.loaded: dict[str, str] = {}
+        self.receipt = Receipt()
+        self.store = Store(caches)
+        self._unlock()
+        os.register_at_fork(after_in_child=self._unlock)  # a thread that held it is not there
+
+    def _unlock(self) -> None:
+        self._lock = threading.RLock()
+
+    @property
+    def toolchain(self) -> toolchain.Toolchain:
+        """As it was when first asked for."""
+        return toolchain.current(self.caches[-1])
+
+    def named(self, names: tuple[str, ...]) -> list[str]:
+        """The names given, or all, after a look at what there is now; ValueError if one is none."""
+        self.units.update(units.discover(self.root))
+        for name in names:
+            if name not in self.units:
+                raise ValueError(f"{name!r} is no operator; there are {', '.join(self.units)}")
+        return [*(names or self.units)]
+
+    def lookup(self, name: str, inputs: dict) -> str | None:
+        """The key of the build in the store that is made of `inputs`, or serves as well."""
+        if self.store.has(name, key.key(inputs)):
+            return key.key(inputs)
+        for _, recorded in self.store.entries(name):
+            made_of = recorded["inputs"]
+            if key.serves(made_of, self.units[name], self.toolchain, self._sources()):
+                return key.key(made_of)
+        return None
+
+    def _sources(self) -> units.Sources:
+        return units.Sources(self.root, self.toolchain.header_folders)
+
+    def manifests(self, names: list[str]) -> dict[str, dict]:
+        """What each unit is made of, as its files are now."""
+        sources = self._sources()
+        return {name: key.manifest(self.units[name], self.toolchain, sources) for name in names}
+
+    def find_quickly(self) -> bool:
+        """Whether nothing has changed since all units were last found in the store."""
+        begun = time.perf_counter()
+        keys = index.Index(self.store.path, self.root, self.toolchain).keys()
+        if keys is None or not self.store.has_all(keys):
+            return False
+        self.keys.update(keys)
+        for name in keys:
+            self.receipt.result(name, "hit")
+        self.receipt.index = (time.perf_counter() - begun) * 1e3
+        return True
+
+    def find(self, names: list[str]) -> list[str]:
+        """Work out the keys of these units; those that the store lacks."""
+        sources = self._sources()
+        missing, paths = [], set()
+        for name in names:
+            with self.receipt.time(name, "hash"):
+                inputs = key.manifest(self.units[name], self.toolchain, sources)
+            paths.update(inputs["files"])
+            with self.receipt.time(name, "lookup"):
+                found = self.lookup(name, inputs)
+            self.keys[name] = found or key.key(inputs)
+            if not found:
+                missing.append(name)
+            elif self.receipt.units[name]["result"] == "missing":
+                self.receipt.result(name, "hit")
+        if not missing and set(names) == set(self.units):
+            found_index = index.Index(self.store.path, self.root, self.toolchain)
+            found_index.remember(self.keys, sorted(paths))
+        return missing
+
+    def build(self, names: list[str], why: dict[str, str] | None = None) -> dict[str, BuildError]:
+        """Build those that the store lacks, and those that `why` has a reason for; the errors."""
+        with self._lock:
+            missing = {*self.find(names), *(why or ())}
+            missing = [name for name in names if name in missing and not self.is_foreign(name)]
+            for name in names:
+                self.errors.pop(name, None)
+            if missing:
+                from .build import Builder
+
+                builder = Builder(self.toolchain, self.root, self.caches, self.receipt)
+                self.errors.update(builder.build([self.units[m] for m in missing], why or {}))
+                self.find(missing)
+            return {name: self.errors[name] for name in names if name in self.errors}
+
+    def is_foreign(self, name: str) -> bool:
+        """Whether a library that somebody else loaded, a wheel's say, has this operator already."""
+        if name in self.loaded or not torch._C._dispatch_has_kernel(f"octet::{name}"):
+            return False
+        self.receipt.result(name, "foreign")
+        return True
+
+    def load(self, name: str) -> None:
+        """Load the library of a unit, verified; build it first where that is still to do."""
+        with self._lock:
+            if name in self.loaded or self.is_foreign(name):
+                return
+            if name in self.errors:
+                raise self.errors[name]
+            if name not in self.keys:
+                self.find([name])
+            failure = None
+            for _ in range(2):
+                library = self._ready(name, failure)
+                try:
+                    with self.receipt.time(name, "dlopen"):
+                        torch.ops.load_library(str(library))
+                except OSError as error:
+                    failure = str(error)
+                    continue
+                self.loaded[name] = self.keys[name]
+                return
+            from .errors import explain_failure
+
+            cause = explain_failure(failure, self.root, self.units[name].sources)
+            raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
+
+    def _ready(self, name: str, failure: str | None) -> Path:
+        """The library of a unit, verified and marked as in use; built where it is not there.
+
+        `failure` is why the one that is there does not load.
+        """
+        for _ in range(3):
+            with self.receipt.time(name, "verify"):
+                library = None if failure else self.store.verified(name, self.keys[name])
+                if library and self.store.hold(library) is not None:
+                    return library
+            if settings.value("LOADER_BUILD") == "never":
+                raise BuildError(
+                    f"{name}: there is no build of these sources for this machine in "
+                    f"{os.pathsep.join(map(str, self.caches))}, and LOADER_BUILD=never forbids to "
+                    "compile it; unset that, or run `python -m loader build`",
+                    name,
+                )
+            why = {}
+            if self.store.has(name, self.keys[name]):
+                why[name] = f"it did not load: {failure}" if failure else "it was damaged"
+                self.store.discard(self.store.path / f"{name}-{self.keys[name]}")
+            failure = None
+            if errors := self.build([name], why):
+                raise errors[name]
+        raise BuildError(
+            f"{name}: its library is damaged again after each build in {self.caches[-1]}", name
+        )
