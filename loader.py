@@ -29,7 +29,8 @@ __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
 if __name__ == "__main__":
     # Only the package: `python -m loader doctor` has to work where `import torch` does not.
-    sys.modules["loader"] = sys.modules["__main__"]
+    sys.modules["loader"] = type(sys)("loader")
+    sys.modules["loader"].__path__ = __path__
     from loader.jit.cli import main
 
     sys.exit(main())
@@ -105,12 +106,21 @@ def _owner(name: str) -> str | None:
     return max(owners, key=len, default=None)
 
 
+def _import(unit: str):
+    """The Python side of an operator.
+
+    Built and loaded first: a child that is forked while a thread imports could never import again.
+    """
+    import importlib
+
+    _session.load(unit)
+    return importlib.import_module(f"loader.ops.{unit}")
+
+
 def __getattr__(name: str):
     owner = None if name.startswith("_") else _owner(name)
     if owner:
-        import importlib
-
-        module = importlib.import_module(f"loader.ops.{owner}")
+        module = _import(owner)
         if hasattr(module, name):
             globals()[name] = getattr(module, name)
             return globals()[name]
@@ -134,7 +144,7 @@ class _Namespace(torch._ops._OpNamespace):
 
     def __getattr__(self, name: str):
         if owner := _owner(name):
-            __import__(f"loader.ops.{owner}")
+            _import(owner)
         return super().__getattr__(name)
 
 

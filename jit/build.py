@@ -12,7 +12,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from . import cache as care
 from . import settings
 from .errors import BuildError, first_errors
 from .key import built_sources, key, manifest
@@ -28,7 +27,7 @@ _START = (
     "import sys, types; package = types.ModuleType('loader'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['loader'] = package; from loader.jit.worker import main; main()"
 )
-_LOOK_AGAIN = 0.05  # seconds between two looks at what others build
+_LOOK_AGAIN = 0.1  # seconds between two looks at what others build
 _SAY_AGAIN = 60.0  # seconds between two messages that this process waits
 
 # A child forked meanwhile must not keep the locks of a build that is not its own.
@@ -76,7 +75,6 @@ class Builder:
             )
         for folder in (self._store.path, self._work):
             make_private(folder)
-            check_writable(folder)
 
     def _build(self, units: list[Unit], why: dict[str, str]) -> dict[str, BuildError]:
         # The longest first, so that no core idles at the end.
@@ -102,7 +100,7 @@ class Builder:
                     )
                     if failed:
                         errors[name] = failed
-                    elif not self._store.verified(name, keys[name]):
+                    elif not self._is_there(name, keys[name], name in why):
                         continue
                     self._receipt.result(name, "failed" if failed else "waited")
                     self._progress.show({"unit": name, "state": "failed" if failed else "done"})
@@ -140,7 +138,7 @@ class Builder:
                     if time.perf_counter() - started > said:
                         self._progress.say_waiting(holders)
                         said += _SAY_AGAIN
-                    time.sleep(_LOOK_AGAIN)
+                    self._wait_for(locks[next(iter(pending))], _SAY_AGAIN)
         finally:
             for lock in locks.values():
                 self._forget(lock)
@@ -148,6 +146,21 @@ class Builder:
         if built:
             self._make_room()
         return errors
+
+    def _is_there(self, name: str, key: str, was_damaged: bool) -> bool:
+        """Whether somebody built a unit meanwhile; `was_damaged` tells not to trust an old one."""
+        if was_damaged:
+            return self._store.verified(name, key) is not None
+        return self._store.has(name, key)
+
+    def _wait_for(self, lock: FileLock, most: float) -> None:
+        """Until nobody holds the lock, for `most` seconds; costs next to nothing meanwhile."""
+        end = time.perf_counter() + most
+        while time.perf_counter() < end:
+            time.sleep(_LOOK_AGAIN)
+            if lock.take():
+                lock.unlock()
+                return
 
     def _open_locks(self, folders: dict[str, Path]) -> dict[str, FileLock]:
         locks = {name: FileLock(Path(f"{folder}.lock")) for name, folder in folders.items()}
@@ -185,6 +198,8 @@ class Builder:
         The worker has the locks from here on, and this process no longer: should the worker be
         killed, the locks are free.
         """
+        for folder in (self._store.path, self._work):
+            check_writable(folder)
         for lock in locks.values():
             lock.note(pid=os.getpid())
         cores = _cores()
@@ -222,7 +237,7 @@ class Builder:
                     for line in worker.stdout:
                         self._note(json.loads(line), ended)
                 except BaseException:
-                    os.killpg(worker.pid, signal.SIGKILL)
+                    _end(worker)
                     raise
             complaints.seek(0)
             last = complaints.read().decode(errors="replace").strip().splitlines()[-5:]
@@ -243,13 +258,24 @@ class Builder:
             ended[event["unit"]] = _error(event, self._root)
 
     def _make_room(self) -> None:
+        from .cache import prune
+
         limit = settings.cache_limit()
-        removed, freed, _ = care.prune(self._store, limit)
+        removed, freed, _ = prune(self._store, limit)
         if removed:
             _say(
                 f"removed {removed} old builds ({bytes_text(freed)}) from {self._caches[-1]}, "
                 f"which may take {bytes_text(limit)} (LOADER_CACHE_LIMIT)"
             )
+
+
+def _end(worker: subprocess.Popen) -> None:
+    """End a worker and all that it started: its session, as ninja gives each compiler a group."""
+    for _ in range(2):  # again, for those that were born meanwhile
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            with contextlib.suppress(OSError):
+                if os.getsid(pid) == worker.pid:
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _cores() -> int:

@@ -38,7 +38,7 @@ def items(store: Store) -> list[Item]:
             made = used = entry.lstat().st_mtime
             with contextlib.suppress(FileNotFoundError):
                 used = (entry / MANIFEST).stat().st_mtime
-            why = "; ".join(recorded.get(entry, {}).get("why", ["damaged"]))
+            why = "; ".join(recorded[entry].get("why", ())) if entry in recorded else "damaged"
             found.append(Item(entry, "library", unit, key, _size(entry), made, used, why))
     work = store.path.parent / "work"
     for folder in sorted(work.glob("*-*")) if work.is_dir() else ():

@@ -69,8 +69,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _loader():
     """The whole of `loader`."""
-    if sys.modules.get("loader") is sys.modules["__main__"]:
+    if not hasattr(sys.modules["loader"], "build"):
         del sys.modules["loader"]
+        sys.path.insert(0, str(_ROOT))
     return importlib.import_module("loader")
 
 

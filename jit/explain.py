@@ -32,7 +32,7 @@ def differences(before: dict, after: dict) -> list[str]:
     lines += [
         f"{_TOLD.get(fact, fact)} {_change(fact, a.get(fact), b.get(fact))}"
         for fact in sorted({*a, *b})
-        if a.get(fact) != b.get(fact)
+        if (a.get(fact) or None) != (b.get(fact) or None)
     ]
     if before["format"] != after["format"]:
         lines.append(f"format of loader's cache {before['format']} -> {after['format']}")

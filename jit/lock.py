@@ -55,9 +55,13 @@ class FileLock:
         except ValueError:
             return {}
 
-    def release(self) -> None:
-        """Free the lock for all who share it, and forget it."""
+    def unlock(self) -> None:
+        """Free the lock, for all who share it."""
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
+    def release(self) -> None:
+        """Free the lock, and forget it."""
+        self.unlock()
         self.close()
 
     def close(self) -> None:

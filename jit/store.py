@@ -23,6 +23,14 @@ from .key import key as key_of
 LIBRARY = "library.so"
 MANIFEST = "manifest.json"
 
+# What to do about a disk that takes nothing more, beside another folder.
+DISK = {
+    errno.ENOSPC: "free some space, or ",
+    errno.EDQUOT: "free some of your quota, or ",
+    errno.EROFS: "mount it for writing, or ",
+    errno.EACCES: "get the right to write there, or ",
+}
+
 
 class Store:
     """Entries below `cache/store` of each cache; the last is written to, those before it are read.
@@ -169,12 +177,7 @@ def make_private(folder: Path) -> None:
 
 def cannot_write(folder: Path, error: OSError) -> BuildError:
     """What to say where the cache cannot be written."""
-    cure = {
-        errno.ENOSPC: "free some space, or ",
-        errno.EDQUOT: "free some of your quota, or ",
-        errno.EROFS: "mount it for writing, or ",
-        errno.EACCES: "get the right to write there, or ",
-    }.get(error.errno, "")
+    cure = DISK.get(error.errno, "")
     return BuildError(
         f"the build cache {folder} cannot be written: {error.strerror}; {cure}"
         "set LOADER_CACHE_DIR to a folder of yours on a disk that can be written"

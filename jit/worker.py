@@ -29,7 +29,7 @@ from pathlib import Path
 from .explain import why_built
 from .key import built_sources, key, manifest
 from .lock import FileLock
-from .store import Store
+from .store import DISK, Store, cannot_write
 from .toolchain import Toolchain
 from .units import Sources, Unit
 
@@ -80,6 +80,7 @@ def main() -> None:
         locks.pop(name).release()
         if os.waitstatus_to_exitcode(status) != 0:
             report(name, "killed")
+    os._exit(0)  # taking down an interpreter with torch in it would keep the parent waiting
 
 
 def _prepare_environment(toolchain: Toolchain, order: dict) -> None:
@@ -174,7 +175,7 @@ class Job:
         define = ["-DOCTET_CUDA"] if with_cuda else []
         log = folder / ".ninja_log"
         before = log.read_text().splitlines() if log.exists() else []
-        killed = False
+        ended = False
         try:
             with _plain_paths(unit.root, folder) as (root, build_folder):
                 link = [*self.linker, *self.toolchain.ldflags]
@@ -190,15 +191,16 @@ class Job:
                     with_cuda=with_cuda,
                     is_python_module=False,
                 )
-        except RuntimeError as error:
-            killed = getattr(error.__cause__, "returncode", 0) < 0
-            if killed:
-                signal = -error.__cause__.returncode
+            ended = True
+        except Exception as error:
+            signal = -getattr(error.__cause__, "returncode", 0)
+            if signal > 0:
                 raise Killed(f"ninja was ended by signal {signal}") from error
+            ended = True
             raise
         finally:
-            if not killed:
-                mark.unlink()  # the compilers have ended, well or not
+            if ended:
+                mark.unlink()  # the compilers have ended too, well or not
         self._note_times(before)
         return folder / f"{unit.name}.so"
 
@@ -225,6 +227,8 @@ def _build_and_exit(job: Job, lock: FileLock, report: Callable) -> None:
         log: Path | None = job.folder.parent / f"{unit}.log"
         known = isinstance(error, (RuntimeError, OSError, ValueError))
         text = str(error) if known else traceback.format_exc()
+        if isinstance(error, OSError) and error.errno in DISK:
+            text = str(cannot_write(job.store.path.parent, error))
         try:
             log.write_text(text)
         except OSError:

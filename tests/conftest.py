@@ -31,7 +31,7 @@ class Checkout:
 
     def __init__(self, folder: Path, only: str | None = None):
         self.root, self.cache = folder / "checkout", folder / "cache"
-        self.root.mkdir()
+        self.root.mkdir(parents=True)
         shutil.copy(ROOT / "loader.py", self.root)
         for room in ("jit", "ops", "kernels", "include"):
             shutil.copytree(
@@ -52,7 +52,7 @@ class Checkout:
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env
 
-    def start(self, code: str, **changes) -> subprocess.Popen:
+    def start(self, code: str, start_new_session=False, **changes) -> subprocess.Popen:
         """A Python process in the checkout, not waited for."""
         return subprocess.Popen(
             [sys.executable, "-W", "error::UserWarning", "-c", code],
@@ -61,6 +61,7 @@ class Checkout:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=start_new_session,
         )
 
     def run(self, code: str, **changes) -> subprocess.CompletedProcess:
@@ -69,10 +70,41 @@ class Checkout:
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(code, process.returncode, out, err)
 
+    def command(self, *arguments: str, **changes) -> subprocess.CompletedProcess:
+        """Run `python -m loader ...` in the checkout."""
+        return subprocess.run(
+            [sys.executable, "-m", "loader", *arguments],
+            cwd=self.root,
+            env=self.environment(**changes),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
     def entries(self) -> list[str]:
         """Names of the store's entries."""
         store = self.cache / "store"
         return sorted(p.name for p in store.iterdir() if p.name[0] != ".") if store.exists() else []
+
+
+@pytest.fixture
+def counting(tmp_path):
+    """A function that gives a checkout a compiler which notes each source, and can be made slow."""
+
+    def prepare(checkout: Checkout) -> Checkout:
+        log, wrapper = checkout.root.parent / "compiled", checkout.root.parent / "counting-c++"
+        wrapper.write_text(
+            '#!/bin/sh\nfor a; do case "$a" in *.cpp) echo "$a" >> '
+            f'"{log}"; sleep "${{SLOW:-0}}";; esac; done\nexec c++ "$@"\n'
+        )
+        wrapper.chmod(0o755)
+        checkout.compiled = lambda: len(log.read_text().splitlines()) if log.exists() else 0
+        start = checkout.start
+        checkout.start = lambda code, **changes: start(code, **{"CXX": wrapper, **changes})
+        return checkout
+
+    return prepare
 
 
 @pytest.fixture

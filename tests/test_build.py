@@ -16,18 +16,9 @@ USE = "import torch, loader; assert loader.square(torch.ones(3) * 3).tolist() ==
 
 
 @pytest.fixture
-def counted(checkout, tmp_path):
+def counted(checkout, counting):
     """The checkout, with a compiler that notes each source it compiles and can be made slow."""
-    log, wrapper = tmp_path / "compiled", tmp_path / "counting-c++"
-    wrapper.write_text(
-        '#!/bin/sh\nfor a; do case "$a" in *.cpp) echo "$a" >> '
-        f'"{log}"; sleep "${{SLOW:-0}}";; esac; done\nexec c++ "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    checkout.compiled = lambda: len(log.read_text().splitlines()) if log.exists() else 0
-    start = checkout.start
-    checkout.start = lambda code, **changes: start(code, **{"CXX": wrapper, **changes})
-    return checkout
+    return counting(checkout)
 
 
 def test_a_fresh_import_builds_everything(tmp_path):
@@ -330,10 +321,8 @@ assert not failures, failures
 
 
 def test_command_line(checkout):
-    run = checkout.run
-    code = "import runpy, sys; sys.argv[1:] = {!r}; runpy.run_module('loader', run_name='__main__')"
-    assert run(code.format(["build", "square"])).returncode == 0 and len(checkout.entries()) == 1
-    unknown = run(code.format(["build", "sqare"]))
+    assert checkout.command("build", "square").returncode == 0 and len(checkout.entries()) == 1
+    unknown = checkout.command("build", "sqare")
     assert unknown.returncode == 1
     assert unknown.stderr.splitlines()[-1] == "loader: 'sqare' is no operator; there are square"
 
