@@ -108,9 +108,10 @@ def current(cache_dir: Path) -> Toolchain:
     cflags += [NATIVE] if native else []
     # nvcc runs a host compiler of its own choice, which torch's load() takes from CC.
     host = os.environ.get("CC") or os.environ.get("NVCC_CCBIN") or "g++"
+    programs = [_identity(command) if command else None for command in (nvcc, host)]
     return Toolchain(
         cxx=_identity(os.environ.get("CXX") or "c++"),
-        nvcc=f"{_identity(nvcc)} with {_identity(host)}" if nvcc and _identity(nvcc) else None,
+        nvcc=" with ".join(programs) if all(programs) else None,
         cuda_home=cuda_home,
         architectures=_architectures(cache_dir) if torch.version.cuda else "",
         machine=os.uname().machine,
