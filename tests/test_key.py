@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from loader.jit import key, toolchain, units
 
@@ -94,6 +96,8 @@ def test_other_files_do_not_count(keys, tmp_path):
         {"torch": "2.11.0 beefdead"},
         {"cflags": ("-O2",)},
         {"cuda_flags": ("-O1", "-lineinfo")},
+        {"machine": "aarch64"},
+        {"ldflags": ("-L/elsewhere",)},
         {"environment": ("CPATH=/elsewhere",)},
     ],
     ids=str,
@@ -132,13 +136,42 @@ def detect(monkeypatch, tmp_path):
     toolchain.current.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["CC", "CPATH", "NVCC_PREPEND_FLAGS", "LIBRARY_PATH"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("CC", "CPPFLAGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "SOURCE_DATE_EPOCH", "LD_RUN_PATH"),
+        *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
+        *("COMPILER_PATH", "GCC_EXEC_PREFIX"),
+        *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "PYTORCH_NVCC"),
+    ],
+)
 def test_environment_of_the_compilers_is_noticed(detect, monkeypatch, name):
     monkeypatch.delenv(name, raising=False)
     before = detect()
     monkeypatch.setenv(name, "/elsewhere")
     assert detect() != before
     monkeypatch.delenv(name)
+    assert detect() == before
+
+
+def test_the_host_compiler_of_nvcc_is_noticed(detect, monkeypatch, tmp_path):
+    if toolchain.current(tmp_path).nvcc is None:
+        pytest.skip("no nvcc, or a torch without CUDA")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    monkeypatch.delenv("CC", raising=False)
+    before = detect()["nvcc"]
+    other = tmp_path / "other-gcc"
+    other.write_text('#!/bin/sh\nexec gcc "$@"\n')
+    other.chmod(0o755)
+    monkeypatch.setenv("NVCC_CCBIN", str(other))
+    assert str(other) in detect()["nvcc"] and detect()["nvcc"] != before
+
+
+def test_python_does_not_count(detect, monkeypatch):
+    """No library links it: two versions of Python with one torch share what is built."""
+    before = detect()
+    monkeypatch.setattr("sys.version_info", (3, 99, 0))
+    monkeypatch.setattr("sys.executable", "/elsewhere/python3.99")
     assert detect() == before
 
 
@@ -200,3 +233,107 @@ def test_includes_are_read_as_compilers_do(tmp_path):
     (tmp_path / "ops/a.cpp").write_text('int x;\n#include "../include/loop.h"\n')
     (tmp_path / "include/loop.h").write_text('#include "loop.h"\n')
     assert sorted(units.Sources(tmp_path).closure("ops/a.cpp")) == ["include/loop.h", "ops/a.cpp"]
+
+
+def test_headers_in_folders_of_the_environment_count(detect, monkeypatch, tmp_path):
+    """Those that CPATH, or -I in the user's flags, let a source find."""
+    for variable, text in (("CPATH", "{}"), ("CXXFLAGS", "-I{}"), ("NVCC_APPEND_FLAGS", "-I {}")):
+        folder = tmp_path / variable
+        folder.mkdir()
+        (folder / "theirs.h").write_text("1")
+        monkeypatch.setenv(variable, text.format(folder))
+    detect()
+    folders = toolchain.current(tmp_path).header_folders
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops/a.cpp").write_text("#include <theirs.h>\n")
+    for variable in ("CPATH", "CXXFLAGS", "NVCC_APPEND_FLAGS"):
+        before = units.Sources(tmp_path, folders).closure("ops/a.cpp")
+        (tmp_path / variable / "theirs.h").write_text("2")
+        assert units.Sources(tmp_path, folders).closure("ops/a.cpp") != before
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        '#include "a.h"',
+        '  #  include   "a.h"  // why',
+        '#/* why */include/**/"a.h"',
+        '#\\\n  include \\\n "a.h"',
+        '%:include "a.h"',
+        '#import "a.h"',
+        "#include <a.h>",
+        "#include_next <a.h>",
+        '#define WHICH "a.h"\n#include WHICH',
+        '/* a comment\n that ends */ #include "a.h"',
+        '#include "../include/./a.h"',
+    ],
+)
+def test_directives_are_read_as_compilers_read_them(tmp_path, directive):
+    for room in ("ops", "kernels", "include"):
+        (tmp_path / room).mkdir()
+    (tmp_path / "ops/x.cpp").write_text(f"int x;\n{directive}\n")
+    (tmp_path / "include/a.h").write_text("")
+    assert "include/a.h" in units.Sources(tmp_path).closure("ops/x.cpp")
+
+
+names = st.sampled_from(["ops/x.cpp", "kernels/x_cpu.cpp", "kernels/x.cu", "include/x.h"])
+text = st.text(max_size=8)
+inputs = st.fixed_dictionaries(
+    {
+        "files": st.dictionaries(names, text, min_size=1),
+        "cxx": st.none() | text,
+        "nvcc": st.none() | text,
+        "architectures": st.sampled_from(["", "8.0", "9.0", "8.0;9.0"]),
+        "machine": text,
+        "cpu": text,
+        "torch": text,
+        "cflags": st.lists(text, max_size=3).map(tuple),
+        "cuda_flags": st.lists(text, max_size=3).map(tuple),
+        "ldflags": st.lists(text, max_size=3).map(tuple),
+        "environment": st.lists(text, max_size=3).map(tuple),
+    }
+)
+
+
+class Files:
+    """Sources that exist only here."""
+
+    def __init__(self, files):
+        self._files = files
+
+    def closure(self, source):
+        return {
+            path: digest
+            for path, digest in self._files.items()
+            if path != "kernels/x.cu" or source == path
+        }
+
+
+def key_and_facts(chosen):
+    """The key, and by hand all that the library depends on."""
+    facts = dict(chosen)
+    tools = toolchain.Toolchain(cuda_home=None, **{k: v for k, v in facts.items() if k != "files"})
+    unit = units.Unit("x", Path("/"), ("ops/x.cpp", "kernels/x_cpu.cpp", "kernels/x.cu"))
+    with_cuda = bool(facts["architectures"] and facts["nvcc"])
+    if not facts["architectures"]:
+        del facts["nvcc"], facts["cuda_flags"]
+    facts["files"] = {p: d for p, d in facts["files"].items() if with_cuda or p != "kernels/x.cu"}
+    return key.key(key.manifest(unit, tools, Files(chosen["files"]))), repr(sorted(facts.items()))
+
+
+SEEN = {}
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(inputs, inputs)
+def test_differing_inputs_never_share_a_key_and_equal_ones_always_do(one, two):
+    for chosen in (one, two, {**one, "cflags": two["cflags"]}, {**two, "files": one["files"]}):
+        chosen = {**chosen, "files": dict(sorted(chosen["files"].items()))}
+        made, facts = key_and_facts(chosen)
+        again = {**chosen, "files": dict(reversed(chosen["files"].items()))}
+        assert key_and_facts(again)[0] == made
+        assert SEEN.setdefault(made, facts) == facts
+
+
+def test_the_random_inputs_were_many():
+    assert len(SEEN) >= 300
