@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo fit test check format bench lock clean
+.PHONY: demo fit test sanitize check format bench lock clean
 
 demo: $(READY)  ## the main job: resample a brain, check and time it
 	$(RUN) examples/resample_brain.py
@@ -14,6 +14,9 @@ fit: $(READY)  ## recover a volume and its sampling positions by gradient descen
 
 test: $(READY)
 	$(RUN) -m pytest -q
+
+sanitize: $(READY)  ## the operators' C++ under the address and undefined-behaviour sanitizers
+	$(RUN) -m pytest -q tests/test_sanitizers.py
 
 check: $(READY)  ## formatting and lint, nothing is changed
 	$(RUN) -m ruff check .
