@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     options, rest = _parser().parse_known_args(arguments)
     if rest and options.command != "bench":
         _parser().parse_args(arguments)
-    os.environ.setdefault("LOADER_BUILD", "lazy")
+    settings.choose("LOADER_BUILD", "lazy", unless_set=True)
     try:
         return options.run(options, rest)
     except (RuntimeError, ValueError) as error:
@@ -86,7 +86,7 @@ def _build(options, _) -> int:
             raise ValueError(f"--jobs must be 1 or more, got {options.jobs}")
         os.environ["MAX_JOBS"] = str(options.jobs)
     if options.portable:
-        os.environ["LOADER_NATIVE"] = "0"
+        settings.choose("LOADER_NATIVE", "0")
     loader = _loader()
     if options.arch and loader._session.toolchain.nvcc is None:
         raise ValueError("--arch needs nvcc, which is not here; `python -m loader doctor` says how")

@@ -48,6 +48,12 @@ def value(name: str) -> str:
     return text
 
 
+def choose(name: str, text: str, unless_set: bool = False) -> None:
+    """Give a setting a value for this process and those that it starts."""
+    if not (unless_set and os.environ.get(name)):
+        os.environ[name] = text
+
+
 def cache_dirs(root: Path) -> tuple[Path, ...]:
     """The folders of the build cache, absolute; the last one is written to and need not exist."""
     named = [folder for folder in value("LOADER_CACHE_DIR").split(os.pathsep) if folder]

@@ -20,7 +20,7 @@ def test_the_example_runs():
 
 def test_the_table_of_settings_is_the_code_s():
     for s in SETTINGS:
-        values = ", ".join(f"`{value}`" for value in s.allowed) or "a folder"
+        values = ", ".join(f"`{value}`" for value in s.allowed) or s.values
         assert f"| `{s.name}` | {values} | `{s.default}` | {s.meaning} |" in README
 
 

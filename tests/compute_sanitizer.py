@@ -1,4 +1,4 @@
-"""One small call of every kernel: compute-sanitizer --tool memcheck python tests/sanitize.py."""
+"""One small call of every kernel: compute-sanitizer --tool memcheck python tests/compute_sanitizer.py."""
 
 import sys
 
