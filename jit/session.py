@@ -56,9 +56,10 @@ class Session:
         """The key of the build in the store that is made of `inputs`, or serves as well."""
         if self.store.has(name, key.key(inputs)):
             return key.key(inputs)
+        sources = self._sources()
         for _, recorded in self.store.entries(name):
             made_of = recorded["inputs"]
-            if key.serves(made_of, self.units[name], self.toolchain, self._sources()):
+            if key.serves(made_of, self.units[name], self.toolchain, sources):
                 return key.key(made_of)
         return None
 
