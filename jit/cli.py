@@ -26,7 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
         return options.run(options, rest)
     except (RuntimeError, ValueError) as error:
         print(f"loader: {error}", file=sys.stderr)
-        return 1
+    except BrokenPipeError:  # as in `python -m loader cache | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:

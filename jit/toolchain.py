@@ -16,8 +16,8 @@ from pathlib import Path
 from . import settings
 
 # Flags of the user's for the host compiler and the linker. They come before ours, which win.
-_FLAGS = ["CPPFLAGS", "CFLAGS", "CXXFLAGS"]
-_LINK_FLAGS = ["LDFLAGS"]
+FLAGS = ["CPPFLAGS", "CFLAGS", "CXXFLAGS"]
+LINK_FLAGS = ["LDFLAGS"]
 # What else changes a compiler's output beside its command line.
 _ENVIRONMENT = [
     "CC",
@@ -104,7 +104,7 @@ def current(cache_dir: Path) -> Toolchain:
         os.path.join(cuda_home, "bin", "nvcc") if cuda_home else None
     )
     native = settings.value("LOADER_NATIVE") == "1"
-    cflags = [*_words(_FLAGS), *CFLAGS, f"-DOCTET_CUDA_VERSION={torch.version.cuda or 'none'}"]
+    cflags = [*words(FLAGS), *CFLAGS, f"-DOCTET_CUDA_VERSION={torch.version.cuda or 'none'}"]
     cflags += [NATIVE] if native else []
     # nvcc runs a host compiler of its own choice, which torch's load() takes from CC.
     host = os.environ.get("CC") or os.environ.get("NVCC_CCBIN") or "g++"
@@ -119,14 +119,14 @@ def current(cache_dir: Path) -> Toolchain:
         torch=f"{torch.__version__} {torch.version.git_version}",
         cflags=tuple(cflags),
         cuda_flags=tuple(CUDA_FLAGS),
-        ldflags=tuple(_words(_LINK_FLAGS)),
+        ldflags=tuple(words(LINK_FLAGS)),
         environment=tuple(
             f"{name}={os.environ[name]}" for name in _ENVIRONMENT if name in os.environ
         ),
     )
 
 
-def _words(variables: list[str]) -> list[str]:
+def words(variables: list[str]) -> list[str]:
     """The flags in these environment variables, split as a shell would, and never seen by one."""
     found = []
     for name in variables:
