@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -53,7 +54,13 @@ double median_us(const std::function<void()>& run) {
     return times[times.size() / 2];
 }
 
+/// Calls the operators, writes what they return, prints how long they take; the exit status.
 int run(const std::string& path, const std::string& device, int64_t N, int64_t F) {
+    if (N < 1 || F < 1) {
+        std::fprintf(stderr, "octet_cpp: N and F must be 1 or more, got %lld and %lld\n",
+                     (long long)N, (long long)F);
+        return 2;
+    }
     const c10::InferenceMode no_autograd;  // the derivative is called below by its own name
     const auto add2 = find<Tensor(const Tensor&, const Tensor&)>("octet::add2");
     const auto forward =
@@ -62,7 +69,8 @@ int run(const std::string& path, const std::string& device, int64_t N, int64_t F
         find<std::tuple<Tensor, Tensor>(const Tensor&, const std::optional<Tensor>&, const Tensor&,
                                         bool, bool)>("octet::trilinear_interpolation_backward");
 
-    const Tensor feats = sample({N, 8, F}, 7919).to(device), points = sample({N, 3}, 337).to(device);
+    const Tensor feats = sample({N, 8, F}, 7919).to(device),
+                 points = sample({N, 3}, 337).to(device);
     const Tensor grad_out = sample({N, F}, 271).to(device);
     const Tensor sum = add2.call(feats, feats), out = forward.call(feats, points);
     const auto [grad_feats, grad_points] = backward.call(grad_out, feats, points, true, true);
@@ -95,7 +103,10 @@ int main(int count, char** words) {
     try {
         return run(words[1], count > 2 ? words[2] : "cpu", count > 3 ? std::atoll(words[3]) : 4096,
                    count > 4 ? std::atoll(words[4]) : 32);
-    } catch (const std::exception& error) {  // a file or device that is not there, a bad shape
+    } catch (const c10::Error& error) {  // what() would add the stack
+        std::fprintf(stderr, "octet_cpp: %s\n", error.what_without_backtrace());
+        return 1;
+    } catch (const std::exception& error) {
         std::fprintf(stderr, "octet_cpp: %s\n", error.what());
         return 1;
     }

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import ways
 
@@ -24,7 +25,11 @@ def devices() -> list[str]:
     """Where there is something to compare: the CPU, and a GPU that the build has kernels for."""
     import torch
 
-    return ["cpu", "cuda"] if torch.cuda.is_available() and ways.with_cuda(ways.toolchain()) else ["cpu"]
+    return (
+        ["cpu", "cuda"]
+        if torch.cuda.is_available() and ways.with_cuda(ways.toolchain())
+        else ["cpu"]
+    )
 
 
 def sample(N: int, F: int, dtype, device: str):
@@ -85,24 +90,23 @@ def times(loader, repeats: int) -> dict[str, dict[str, float]]:
     for device in devices():
         for size, (N, F) in SIZES.items():
             feats, points, grad = sample(N, F, torch.float32, device)
-            twin = feats.clone()
             leaves = feats.clone().requires_grad_(), points.clone().requires_grad_()
 
             def backward(function, leaves=leaves, grad=grad):
                 out = function(*leaves)
                 return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
-            trilinear = loader.trilinear_interpolation, loader.trilinear_interpolation_reference
+            ours, plain = loader.trilinear_interpolation, loader.trilinear_interpolation_reference
             rows = {
-                "add2": [lambda f=f: f(feats, twin) for f in (loader.add2, torch.add)],
-                "trilinear forward": [lambda f=f: f(feats, points) for f in trilinear],
-                "trilinear backward": [backward(f) for f in trilinear],
+                "add2": (partial(loader.add2, feats, feats), partial(torch.add, feats, feats)),
+                "trilinear forward": (partial(ours, feats, points), partial(plain, feats, points)),
+                "trilinear backward": (backward(ours), backward(plain)),
             }
-            for name, (ours, plain) in rows.items():
-                found[f"{name}, {size}, {device}"] = {
-                    "ours": median_us(ours, device, repeats),
-                    "plain": median_us(plain, device, repeats),
-                }
+            for name, pair in rows.items():
+                medians = (median_us(run, device, repeats) for run in pair)
+                found[f"{name}, {size}, {device}"] = dict(
+                    zip(("ours", "plain"), medians, strict=True)
+                )
     return found
 
 
@@ -149,7 +153,9 @@ def main() -> None:
     for way in chosen:
         print(f"building by {way} ...", file=sys.stderr)
         builds[way] = ways.build(way, fresh=True), ways.build(way)
-    outputs = ways.each_in_a_process(__file__, chosen, "--measure", "--repeats", str(options.repeats))
+    outputs = ways.each_in_a_process(
+        __file__, chosen, "--measure", "--repeats", str(options.repeats)
+    )
     results = {way: json.loads(text) for way, text in outputs.items()}
 
     rows = [("", *chosen, "plain PyTorch")]

@@ -9,19 +9,23 @@ from pathlib import Path
 def check_name(name: str) -> None:
     """A module named like one of the standard library is never imported, or breaks that one."""
     if name in sys.stdlib_module_names:
-        sys.exit(f"setup.py: {name!r} is a module of Python's standard library; choose another NAME")
+        sys.exit(
+            f"setup.py: {name!r} is a module of Python's standard library; choose another NAME"
+        )
 
 
 def check_stems(sources: list[Path]) -> None:
-    """setuptools names objects by folder and stem: x.cpp and x.cu in one folder both make x.o.
+    """Two sources of one object. setuptools names it by folder and stem: from x.cpp and x.cu, x.o.
 
-    `load` has one folder for all objects of a library, so there even folders do not help. That is
-    why the CPU kernels' files end in _cpu. CMake names objects x.cpp.o and x.cu.o.
+    `load` puts all objects of a library into one folder, so there ops/x.cpp and kernels/x.cpp clash
+    too: hence the names kernels/x_cpu.cpp. CMake has no such trap, it says x.cpp.o and x.cu.o.
     """
     counts = Counter(source.with_suffix("") for source in sources)
     for stem, count in counts.items():
         if count > 1:
-            names = " and ".join(source.name for source in sources if source.with_suffix("") == stem)
+            names = " and ".join(
+                source.name for source in sources if source.with_suffix("") == stem
+            )
             sys.exit(
                 f"setup.py: {names} in {stem.parent} would both be compiled to {stem.name}.o; "
                 f"rename one of them, e.g. to {stem.name}_cpu.cpp"
@@ -42,10 +46,12 @@ def check_host_compiler(nvcc: str, compiler: str | None, folder: Path) -> None:
         check=False,
     )
     if done.returncode:
-        host = compiler or "its default, the first g++ on PATH"
+        cure = (
+            "The host compiler is newer than this nvcc knows: install an older one and name it in "
+            "CC, which torch hands to nvcc, and CXX, e.g. CC=gcc-14 CXX=g++-14 "
+            "(CMake takes CUDAHOSTCXX instead)."
+        )
         sys.exit(
-            f"setup.py: nvcc does not work with the host compiler ({host}):\n"
-            f"{done.stdout.strip()}\n"
-            "If that says 'unsupported version', install an older one and name it in CC, which "
-            "torch gives to nvcc, and in CXX: e.g. CC=gcc-14 CXX=g++-14 (CMake: CUDAHOSTCXX)"
+            f"setup.py: {nvcc} does not compile an empty program:\n{done.stdout.strip()}\n"
+            + (cure if "unsupported" in done.stdout else "")
         )

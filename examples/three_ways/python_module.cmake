@@ -8,6 +8,12 @@ function(add_torch_python_module name)
         message(FATAL_ERROR "${name}: CMake found no Python; pass "
             "-DPython_EXECUTABLE=\"$(command -v python)\"")
     endif()
+    if("${TORCH_INSTALL_PREFIX}" MATCHES "/python([0-9]+[.][0-9]+)/"
+            AND NOT Python_VERSION MATCHES "^${CMAKE_MATCH_1}([.]|$)")
+        message(FATAL_ERROR "${name}: this torch is for Python ${CMAKE_MATCH_1}, and CMake took "
+            "${Python_EXECUTABLE}, ${Python_VERSION}; pass "
+            "-DPython_EXECUTABLE=\"$(command -v python)\"")
+    endif()
 
     # Trap: a module named like one of the standard library, `operator` say, is never imported.
     execute_process(
@@ -22,7 +28,7 @@ function(add_torch_python_module name)
     find_package(Python QUIET COMPONENTS Interpreter Development.Module)
     if(NOT Python_Development.Module_FOUND)
         message(FATAL_ERROR
-            "${name}: Python.h of ${Python_EXECUTABLE} (${Python_VERSION}) is not there. Install "
+            "${name}: Python.h of ${Python_EXECUTABLE} is not there. Install "
             "the headers (Debian, Ubuntu: apt install python3-dev), or name the Python that has "
             "both them and torch: -DPython_EXECUTABLE=\"$(command -v python)\"")
     endif()

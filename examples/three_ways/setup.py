@@ -23,6 +23,20 @@ from ways import BUILD, ROOT, sources, toolchain, with_cuda
 
 NAME = "octet_three_ways"
 
+
+def cuda_runtime(home: Path, at: Path) -> list[str]:
+    """Where -lcudart finds the runtime: NVIDIA's wheels have libcudart.so.13 alone, so link it."""
+    libraries = [home / name for name in ("lib64", "lib")]
+    for found in sorted(file for path in libraries for file in path.glob("libcudart.so*")):
+        if found.name == "libcudart.so":
+            return [str(found.parent)]
+        link = at / "libcudart.so"
+        link.unlink(missing_ok=True)
+        link.symlink_to(found)
+        return [str(at)]
+    return []
+
+
 tools = toolchain()
 cuda = with_cuda(tools)
 folder = BUILD / "setup"
@@ -32,9 +46,7 @@ files = sources(cuda)
 check_name(NAME)
 check_stems(files)
 if cuda:
-    check_host_compiler(
-        os.path.join(tools.cuda_home, "bin", "nvcc"), os.environ.get("CC"), folder
-    )
+    check_host_compiler(os.path.join(tools.cuda_home, "bin", "nvcc"), os.environ.get("CC"), folder)
     os.environ["TORCH_CUDA_ARCH_LIST"] = tools.architectures
 
 define = ["-DOCTET_CUDA"] if cuda else []
@@ -44,6 +56,7 @@ extension = (CUDAExtension if cuda else CppExtension)(
     f"{NAME}._operators",
     [str(file) for file in files],
     include_dirs=[str(ROOT / "include")],
+    library_dirs=cuda_runtime(Path(tools.cuda_home), folder) if cuda else [],
     extra_compile_args={
         "cxx": [*tools.cflags, *define],
         "nvcc": [*tools.cuda_flags, *define],

@@ -29,6 +29,8 @@ def toolchain():
 
     Bits are equal only where flags are: -O and -march decide what is vectorised and fused.
     """
+    if "loader" in sys.modules:
+        return importlib.import_module("loader.jit.toolchain").current(BUILD)
     stub = types.ModuleType("loader")  # the package without its body, which builds
     stub.__path__ = [str(ROOT)]
     sys.modules["loader"] = stub
@@ -101,7 +103,7 @@ def commands(way: str) -> list[list[str]]:
         "OCTET_NATIVE": "ON" if "-march=native" in tools.cflags else "OFF",
         "OCTET_CUDA_ARCHITECTURES": tools.architectures if with_cuda(tools) else "",
     }
-    if not shutil.which("cmake"):
+    if not shutil.which("cmake", path=environment(way)["PATH"]):
         sys.exit("cmake is not on PATH; apt install cmake, or pip install cmake")
     return [
         ["cmake", "-S", HERE, "-B", BUILD / "cmake", *(f"-D{k}={v}" for k, v in options.items())],

@@ -7,7 +7,9 @@ from pathlib import Path
 try:
     import torch
 except ImportError as error:
-    raise ImportError("octet_three_ways needs torch, which is not here: pip install torch") from error
+    raise ImportError(
+        "octet_three_ways needs torch, which is not here: pip install torch"
+    ) from error
 
 _library = Path(__file__).parent / "_operators.so"
 if not _library.exists():
