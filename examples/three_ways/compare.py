@@ -17,7 +17,7 @@ from functools import partial
 
 import ways
 
-SIZES = {"small": (1024, 32), "large": (65536, 64)}  # N, F
+SIZES = {"small": (1024, 32), "large": (32768, 32)}  # N, F
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -68,16 +68,16 @@ def digests(loader) -> dict[str, str]:
 
 
 def median_us(run: Callable[[], object], device: str, repeats: int) -> float:
-    """Median of `repeats` runs after a few to warm up, in microseconds."""
+    """Median of `repeats` runs after up to three to warm up, in microseconds."""
     import torch
 
-    times = []
-    for i in range(repeats + 3):
+    times, warm_up = [], min(3, repeats)
+    for i in range(warm_up + repeats):
         start = time.perf_counter()
         run()
         if device == "cuda":
             torch.cuda.synchronize()
-        if i >= 3:
+        if i >= warm_up:
             times.append(1e6 * (time.perf_counter() - start))
     return statistics.median(times)
 

@@ -8,11 +8,13 @@ function(add_torch_python_module name)
         message(FATAL_ERROR "${name}: CMake found no Python; pass "
             "-DPython_EXECUTABLE=\"$(command -v python)\"")
     endif()
-    if("${TORCH_INSTALL_PREFIX}" MATCHES "/python([0-9]+[.][0-9]+)/"
-            AND NOT Python_VERSION MATCHES "^${CMAKE_MATCH_1}([.]|$)")
-        message(FATAL_ERROR "${name}: this torch is for Python ${CMAKE_MATCH_1}, and CMake took "
-            "${Python_EXECUTABLE}, ${Python_VERSION}; pass "
-            "-DPython_EXECUTABLE=\"$(command -v python)\"")
+    if("${TORCH_INSTALL_PREFIX}" MATCHES "/python([0-9]+[.][0-9]+)/")
+        set(wanted "${CMAKE_MATCH_1}")
+        if(NOT wanted STREQUAL "${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}")
+            message(FATAL_ERROR "${name}: this torch is for Python ${wanted}, and CMake took "
+                "${Python_EXECUTABLE}, ${Python_VERSION}; pass "
+                "-DPython_EXECUTABLE=\"$(command -v python)\"")
+        endif()
     endif()
 
     # Trap: a module named like one of the standard library, `operator` say, is never imported.
@@ -34,7 +36,7 @@ function(add_torch_python_module name)
     endif()
 
     # Trap: torch.Tensor's conversions are in libtorch_python, which TORCH_LIBRARIES lacks. Without
-    # it the module links, and its import ends in "undefined symbol: ...THPVariable...".
+    # it the module links, and its import ends in "undefined symbol: ...type_caster...Tensor...".
     find_library(TORCH_PYTHON_LIBRARY torch_python PATHS "${TORCH_INSTALL_PREFIX}/lib"
         NO_DEFAULT_PATH)
     if(NOT TORCH_PYTHON_LIBRARY)
