@@ -4,13 +4,16 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo fit test sanitize check format bench lock clean
+.PHONY: demo fit ways test sanitize check format bench lock clean
 
 demo: $(READY)  ## the main job: resample a brain, check and time it
 	$(RUN) examples/resample_brain.py
 
 fit: $(READY)  ## recover a volume and its sampling positions by gradient descent
 	$(RUN) examples/fit_volume.py
+
+ways: $(READY)  ## build the operators in three ways, compare bits and times
+	$(RUN) examples/three_ways/compare.py
 
 test: $(READY)
 	$(RUN) -m pytest -q
@@ -45,4 +48,4 @@ $(READY): requirements.txt
 	@touch $@
 
 clean:  ## the build cache; .venv stays
-	rm -rf tmp_build/store tmp_build/work
+	rm -rf tmp_build/store tmp_build/work examples/three_ways/build examples/cpp/build

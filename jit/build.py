@@ -27,6 +27,9 @@ _START = (
     "import sys, types; package = types.ModuleType('loader'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['loader'] = package; from loader.jit.worker import main; main()"
 )
+# Neither the environment nor the current folder may change what it imports before its sys.path is
+# set; -I does not know PYTHONDONTWRITEBYTECODE.
+_FLAGS = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
 _LOOK_AGAIN = 0.1  # seconds between two looks at what others build
 _SAY_AGAIN = 60.0  # seconds between two messages that this process waits
 
@@ -216,7 +219,7 @@ class Builder:
         with tempfile.TemporaryFile() as complaints:
             try:
                 worker = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _START, str(self._root)],
+                    [sys.executable, *_FLAGS, "-c", _START, str(self._root)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=complaints,

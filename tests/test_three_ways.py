@@ -407,5 +407,5 @@ def test_flags_are_written_out_as_the_loader_has_them():
     spec = importlib.util.spec_from_file_location("ways", ROOT / "examples/three_ways/ways.py")
     ways = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(ways)
-    names = {unit.name for unit in loader._operators.values()}
+    names = {unit.name for unit in loader._session.units.values()}
     assert {*ways.OPERATORS} <= names and "foreach(operator add2 trilinear_interpolation)" in text

@@ -61,7 +61,7 @@ extension = (CUDAExtension if cuda else CppExtension)(
         "cxx": [*tools.cflags, *define],
         "nvcc": [*tools.cuda_flags, *define],
     },
-    extra_link_args=["-Wl,--as-needed"],
+    extra_link_args=["-Wl,--as-needed", *tools.ldflags],
     py_limited_api=True,
 )
 
