@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from . import settings
-from .errors import BuildError, first_errors
+from .errors import BuildError
 from .key import built_sources, key, manifest
 from .lock import FileLock, gate
 from .receipt import Receipt
@@ -53,6 +53,7 @@ class Builder:
         self._receipt = receipt
         self._store = Store(caches)
         self._work = caches[-1] / "work"
+        self._sources: dict[str, tuple[str, ...]] = {}  # of each unit
 
     def build(self, units: list[Unit], why: dict[str, str]) -> dict[str, BuildError]:
         """Build `units`; the errors of those that failed, by name.
@@ -82,6 +83,7 @@ class Builder:
     def _build(self, units: list[Unit], why: dict[str, str]) -> dict[str, BuildError]:
         # The longest first, so that no core idles at the end.
         pending = {unit.name: unit for unit in sorted(units, key=self._work_in, reverse=True)}
+        self._sources = {unit.name: unit.sources for unit in units}
         sources = Sources(self._root, self._toolchain.header_folders)
         manifests = {unit.name: manifest(unit, self._toolchain, sources) for unit in units}
         keys = {name: key(inputs) for name, inputs in manifests.items()}
@@ -191,7 +193,7 @@ class Builder:
         noted = lock.read()
         if since is None or noted.get("key") != key or noted.get("since", 0) < since:
             return None
-        return _error({"unit": lock.path.name.rpartition("-")[0], **noted["failed"]}, self._root)
+        return self._error({"unit": lock.path.name.rpartition("-")[0], **noted["failed"]})
 
     def _run_worker(
         self, tasks: list[dict], locks: dict[str, FileLock]
@@ -258,7 +260,21 @@ class Builder:
             for stage, seconds in event["seconds"].items():
                 self._receipt.add(event["unit"], stage, seconds)
         if event["state"] == "failed":
-            ended[event["unit"]] = _error(event, self._root)
+            ended[event["unit"]] = self._error(event)
+
+    def _error(self, event: dict) -> BuildError:
+        """What a person wants to read of a failed build."""
+        from .diagnose import explain_failure
+
+        unit, log, text = event["unit"], event["log"], event["error"]
+        if log:
+            try:
+                text = Path(log).read_text(errors="replace")
+            except OSError:
+                log = None
+        causes = explain_failure(text, self._root, self._sources[unit])
+        where = f"\nThe whole output is in {log}" if log else ""
+        return BuildError(f"{unit} could not be built:\n{causes}{where}", unit, log)
 
     def _make_room(self) -> None:
         from .cache import prune
@@ -294,17 +310,6 @@ def _killed(unit: str) -> BuildError:
     return BuildError(
         f"{unit}: its build was killed twice; where memory is short, set MAX_JOBS=1", unit
     )
-
-
-def _error(event: dict, root: Path) -> BuildError:
-    unit, log, text = event["unit"], event["log"], event["error"]
-    if log:
-        try:
-            text = Path(log).read_text(errors="replace")
-        except OSError:
-            log = None
-    where = f"\nThe whole output is in {log}" if log else ""
-    return BuildError(f"{unit} could not be built:\n{first_errors(text)}{where}", unit, log)
 
 
 def _say(text: str) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import settings
-from .errors import BuildError, first_errors
+from .errors import BuildError
 from .store import check_private
 from .toolchain import (
     CFLAGS,
@@ -565,10 +565,9 @@ def _run(command: list[str], patience: int = 1, **environment) -> tuple[bool, st
 
 
 def _first_error(said: str) -> str:
-    """The line that tells, without the folders before it and nvcc's advice behind it."""
-    lines = first_errors(said, 1).splitlines() or ["it says nothing"]
-    line = next((line for line in lines if "error" in line), lines[0])
-    return re.sub(r"^\S*/(?=\S)", "", line).partition(" The nvcc flag")[0][:300]
+    lines = [line for line in said.splitlines() if line.strip()] or ["it says nothing"]
+    signs = re.compile(r"\b(error|fatal|undefined|cannot find)\b")
+    return next((line for line in lines if signs.search(line)), lines[0])[:300]
 
 
 def _last_line(said: str) -> str:

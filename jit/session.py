@@ -145,7 +145,7 @@ class Session:
                     continue
                 self.loaded[name] = self.keys[name]
                 return
-            from .errors import explain_failure
+            from .diagnose import explain_failure
 
             cause = explain_failure(failure, self.root, self.units[name].sources)
             raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)

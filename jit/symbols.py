@@ -1,0 +1,155 @@
+"""What linkers and dlopen say, told in terms of the checkout: which symbol, and whose it is."""
+
+import os
+import re
+import shutil
+import subprocess
+from itertools import takewhile
+from pathlib import Path
+
+from .advice import LIBRARIES, OWNERS, advice
+
+_UNDEFINED = re.compile(
+    r".*?(?:undefined reference to |hidden symbol (?=.*(?:isn't|not) defined)"
+    r"|against undefined (?:\w+ )?symbol |undefined (?:\w+ )?symbol: |Unresolved extern \w+ )"
+    r"(?:[`'‘](?P<quoted>.+?)['’]|(?P<bare>[^\s`'‘].*?)(?:,? version \S+)?$)",
+    re.IGNORECASE,
+)
+_TWICE = re.compile(
+    r".*?(?:multiple definition of [`'](?P<quoted>.+?)'|duplicate symbol: (?P<bare>.+))",
+    re.IGNORECASE,
+)
+_MORE = re.compile(r">>> |.*: previous definition here")  # of the same error
+
+
+def explain_symbols(
+    lines: list[str], root: Path, sources: tuple[str, ...], most: int
+) -> tuple[list[str], int]:
+    """The first `most` errors of a linker or of dlopen, with their cure; how many there are."""
+    undefined: dict[str, list[str]] = {}  # symbols with what the linker says of each
+    twice: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}  # advice with the line it is for
+    for i, line in enumerate(lines):
+        words = [line, *takewhile(_MORE.match, lines[i + 1 : i + 5])]
+        if match := _UNDEFINED.match(line):
+            undefined.setdefault(match["quoted"] or match["bare"], words)
+        elif match := _TWICE.match(line):
+            twice.setdefault(match["quoted"] or match["bare"], words)
+        elif cure := advice(LIBRARIES, line):
+            told.setdefault(cure, [cure, line.strip()[:400]])
+    plain = demangled("\n".join([*undefined, *twice])).split("\n")
+    names = dict(zip([*undefined, *twice], plain, strict=False))
+    of_the_unit = [root / source for source in sources]
+    shown = [
+        *(
+            _explain_undefined(names.get(s, s), undefined[s], root, of_the_unit)
+            for s in [*undefined][:most]
+        ),
+        *(_explain_twice(names.get(s, s), twice[s], root, of_the_unit) for s in [*twice][:most]),
+        *map("\n".join, told.values()),
+    ]
+    return shown[:most], len(undefined) + len(twice) + len(told)
+
+
+def demangled(text: str) -> str:
+    """`text` with its symbols as C++ spells them, where c++filt is there to tell."""
+    filt = shutil.which("c++filt") if "_Z" in text else None
+    if filt is None:
+        return text
+    try:
+        done = subprocess.run(
+            [filt], input=text, capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return text
+    return done.stdout
+
+
+def source_text(file: str | Path) -> str:
+    """A source's text; "" for what is none: a compiler's output may name a device or a pipe."""
+    try:
+        if os.path.isfile(file) and 0 < os.path.getsize(file) < 5_000_000:
+            with open(file, encoding="utf-8", errors="replace") as source:
+                return source.read()
+    except (OSError, ValueError):
+        pass
+    return ""
+
+
+def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: list[Path]) -> str:
+    """Who uses an undefined symbol, who declares it, and which file should define it."""
+    name = _identifier(symbol)
+    used = [f"used in {place}" for place in _find(name, "use", of_the_unit)[:1]]
+    shown = [f"undefined symbol: {symbol}", *(f"  {said}" for said in used or words)]
+    headers = sorted((root / "include").glob("*.[hc]*"))
+    declared = _find(name, "declaration", headers)[:1]
+    shown += [f"  declared in {place}" for place in declared]
+    kernels = sorted([*(root / "kernels").glob("*.c*"), *(root / "ops").glob("*.c*")])
+    defined = _find(name, "definition", [*of_the_unit, *kernels])[:1]
+    home = _home(name, declared[0] if declared else "", root)
+    owner = advice(OWNERS, symbol)
+    if owner and not declared:
+        shown.append(f"  {owner}")
+    elif defined:
+        inside = any(defined[0].startswith(f"{path}:") for path in of_the_unit)
+        shown.append(
+            f"  {defined[0]} defines that name, "
+            + (
+                "but with other arguments or another linkage: include there the header that "
+                'declares it (an extern "C" counts only where it is seen), or leave out `static`'
+                if inside or not of_the_unit
+                else "but is not compiled into this operator: move it to a file that is, or make "
+                "it `inline` in a header"
+            )
+        )
+    elif home:
+        fault = "does not define it" if home.exists() else "does not exist"
+        shown.append(f"  should be defined in {home}, which {fault}")
+    else:
+        shown.append("  none of the operator's files defines it")
+    return "\n".join(shown)
+
+
+def _explain_twice(symbol: str, words: list[str], root: Path, of_the_unit: list[Path]) -> str:
+    """Which files define a symbol that only one may define."""
+    files = [*of_the_unit, *sorted((root / "include").glob("*.[hc]*"))]
+    found = _find(_identifier(symbol), "definition", files)
+    places = ["in " + " and in ".join(found)] if len(found) > 1 else words
+    cure = "keep one of them; in a header make it `inline`, in a single file `static`"
+    return "\n  ".join([f"defined twice: {symbol}", *places, cure])
+
+
+def _home(name: str, declared: str, root: Path) -> Path | None:
+    """Where a launcher belongs: X.h declares X_cuda, X_backward_cuda of kernels/X.cu."""
+    for suffix, file in (("_cuda", "{}.cu"), ("_cpu", "{}_cpu.cpp")):
+        if name.endswith(suffix):
+            stem = Path(declared.rsplit(":", 1)[0]).stem
+            if not stem or not name.startswith(stem):
+                stem = name.removesuffix(suffix).removesuffix("_backward")
+            return root / "kernels" / file.format(stem)
+    return None
+
+
+def _identifier(symbol: str) -> str:
+    """The name that a symbol has in the sources, e.g. `launch` of `void n::launch<float>(int)`."""
+    found = re.search(r"([A-Za-z_]\w*)(?:<[^()]*>)?\(", symbol) or re.search(r"(\w+)\W*$", symbol)
+    return found[1] if found else symbol
+
+
+def _find(name: str, kind: str, files: list[Path]) -> list[str]:
+    """Where these files use, declare or define a name, as `file:line`; told by looks alone."""
+    found: dict[str, None] = {}
+    for file in files:
+        text = source_text(file)
+        for match in re.finditer(rf"\b{re.escape(name)}\b", text):
+            start = text.rfind("\n", 0, match.start()) + 1
+            before = re.sub(r"__attribute__ *\(\(.*?\){2,}", "", text[start : match.start()])
+            if "//" in before or re.match(r"\s*[*#]", before):
+                continue
+            typed = re.match(r"\s*(?!return |else |throw )[A-Za-z_][^=;()]*[\s*&>:]$", before)
+            follows = text[match.end() : match.end() + 2000]
+            body = re.match(r"\s*\([^;{}]*\)[^;{}()]*\{", follows)
+            looks = "definition" if body else "declaration"
+            if kind == (looks if typed and re.match(r"\s*\(", follows) else "use"):
+                found[f"{file}:{text.count(chr(10), 0, start) + 1}"] = None
+    return [*found]
