@@ -521,7 +521,7 @@ def test_nvcc_that_refuses_the_compiler(nvcc, tool, monkeypatch, context):
     tool("g++-3", "exit 0")
     state, found, cure = look("nvcc and C++", context)
     assert state == "error" and "gcc versions later than 4 are not supported!" in found
-    assert found.startswith("with nvcc's default compiler: host_config.h:137:2: error:")
+    assert found.startswith("with nvcc's default compiler: ")
     assert cure == "let nvcc use g++-3, which is here:\n$ export NVCC_CCBIN=g++-3"
     monkeypatch.setenv("CC", "gcc")
     assert look("nvcc and C++", context)[2].endswith("$ export CC=g++-3")
