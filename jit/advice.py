@@ -34,8 +34,8 @@ unsupported GNU version! gcc versions later than (?P<what>\d+)
     e.g. CC=g++-{what}
 unsupported clang version! clang version must be less than (?P<what>\d+)
     this nvcc takes clang below version {what}: install one, or g++, and name it in CC or NVCC_CCBIN
-Unsupported gpu architecture '(?P<what>\w+)'
-    this nvcc does not know {what}: name one that `nvcc --list-gpu-arch` lists in
+(?:Unsupported gpu architecture '|Unknown CUDA arch \()(?P<what>[\w.+]+)
+    {what} is unknown to this nvcc or torch: name one that `nvcc --list-gpu-arch` lists in
     TORCH_CUDA_ARCH_LIST, e.g. TORCH_CUDA_ARCH_LIST=9.0 for sm_90, or install a newer toolkit
 \b(?P<what>nvcc|cicc|ptxas|cudafe\+\+|fatbinary|nvlink): (?:command )?(?:not found|No such file)
     {what} is missing: install the whole CUDA toolkit of torch's CUDA version, or pip install
@@ -91,11 +91,11 @@ does not define (?:module export|init) function
     the linker stopped:
 """)
 
-# Undefined symbols that the checkout does not declare: whose they are.
+# Undefined symbols that the checkout does not declare, without arguments: whose they are.
 OWNERS = _table(r"""
 ^(?:vtable|typeinfo|VTT) for
     a virtual member function of that class is defined nowhere
-\b(?:at|c10|torch|caffe2)::|^aoti_torch_|^torch_
+(?:^| )(?:at|c10|torch|caffe2)::\S*$|^aoti_torch_|^torch_
     PyTorch's: compile with the headers of the torch that loads it (delete the build and build
     again), and use no function newer than that torch
 ^_*cuda[A-Z]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -149,7 +150,7 @@ class Builder:
                 self._forget(lock)
         self._progress.end(built, len(errors), time.perf_counter() - started)
         if built:
-            self._make_room()
+            self._make_room(keys.values())
         return errors
 
     def _is_there(self, name: str, key: str, was_damaged: bool) -> bool:
@@ -276,11 +277,11 @@ class Builder:
         where = f"\nThe whole output is in {log}" if log else ""
         return BuildError(f"{unit} could not be built:\n{causes}{where}", unit, log)
 
-    def _make_room(self) -> None:
+    def _make_room(self, keep: Collection[str]) -> None:
         from .cache import prune
 
         limit = settings.cache_limit()
-        removed, freed, _ = prune(self._store, limit)
+        removed, freed, _ = prune(self._store, limit, keep=keep)
         if removed:
             _say(
                 f"removed {removed} old builds ({bytes_text(freed)}) from {self._caches[-1]}, "

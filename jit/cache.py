@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,12 +65,18 @@ def listing(store: Store) -> Table:
     return table
 
 
-def prune(store: Store, most: int | None = None, age: float | None = None) -> tuple[int, int, int]:
+def prune(
+    store: Store,
+    most: int | None = None,
+    age: float | None = None,
+    keep: Container[str] = (),
+) -> tuple[int, int, int]:
     """Remove what was not used for longest, until the cache takes no more than `most` bytes, and
     what was not used for `age` seconds. How many items that were, their bytes, and how many that
     ought to have gone are in use and stay.
 
-    Work folders, which only make the next edit quicker to build, go before libraries.
+    `keep` has the keys of libraries that somebody is about to use. Work folders, which only make
+    the next edit quicker to build, go before libraries.
     """
     tidy(store)
     ours = [item for item in items(store) if store.path.parent in item.path.parents]
@@ -79,6 +85,8 @@ def prune(store: Store, most: int | None = None, age: float | None = None) -> tu
     for item in sorted(ours, key=lambda item: (item.kind == "library", item.used)):
         too_old = age is not None and now - item.used > age
         if not too_old and (most is None or total <= most):
+            continue
+        if item.key in keep:
             continue
         if _remove(store, item):
             removed, freed, total = removed + 1, freed + item.size, total - item.size

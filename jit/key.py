@@ -45,10 +45,10 @@ def serves(stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources) -> 
     """
     made = stored["toolchain"]
     same = {}
-    wanted = toolchain.architectures
-    if not wanted or _covers(made["architectures"], wanted, toolchain.nvcc is None):
+    wanted, without_nvcc = toolchain.architectures, None in (toolchain.cxx, toolchain.nvcc)
+    if not wanted or _covers(made["architectures"], wanted, without_nvcc):
         same["architectures"] = made["architectures"]
-        if toolchain.nvcc is None:
+        if without_nvcc:
             same |= {"nvcc": made.get("nvcc"), "cuda_flags": tuple(made.get("cuda_flags", ()))}
     if toolchain.cxx is None:
         same |= {"cxx": made["cxx"], "environment": tuple(made["environment"])}

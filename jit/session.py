@@ -141,7 +141,7 @@ class Session:
                     with self.receipt.time(name, "dlopen"):
                         torch.ops.load_library(str(library))
                 except OSError as error:
-                    failure = str(error)
+                    failure = str(error.__cause__ or error)  # torch says which, dlopen says why
                     continue
                 self.loaded[name] = self.keys[name]
                 return

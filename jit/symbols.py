@@ -87,7 +87,7 @@ def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: l
     kernels = sorted([*(root / "kernels").glob("*.c*"), *(root / "ops").glob("*.c*")])
     defined = _find(name, "definition", [*of_the_unit, *kernels])[:1]
     home = _home(name, declared[0] if declared else "", root)
-    owner = advice(OWNERS, symbol)
+    owner = advice(OWNERS, symbol.split("(", maxsplit=1)[0])
     if owner and not declared:
         shown.append(f"  {owner}")
     elif defined:
@@ -106,7 +106,9 @@ def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: l
         fault = "does not define it" if home.exists() else "does not exist"
         shown.append(f"  should be defined in {home}, which {fault}")
     else:
-        shown.append("  none of the operator's files defines it")
+        shown.append(
+            "  none of the operator's files defines it: write it, or link the library that has it"
+        )
     return "\n".join(shown)
 
 

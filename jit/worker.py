@@ -227,6 +227,8 @@ def _build_and_exit(job: Job, lock: FileLock, report: Callable) -> None:
         log: Path | None = job.folder.parent / f"{unit}.log"
         known = isinstance(error, (RuntimeError, OSError, ValueError))
         text = str(error) if known else traceback.format_exc()
+        if isinstance(error, OSError) and error.__cause__:
+            text += f"\n{error.__cause__}"  # torch says which library, dlopen says why
         if isinstance(error, OSError) and error.errno in DISK:
             text = str(cannot_write(job.store.path.parent, error))
         try:

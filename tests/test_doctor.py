@@ -8,6 +8,7 @@ library of ours that comes before libc.
 import html
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -533,9 +534,8 @@ def test_the_compiler_to_install_for_nvcc(nvcc, context):
     cure = look("nvcc and C++", context)[2]
     assert cure == "let nvcc use g++-5 (or older)\n$ apt install g++-5\n$ export NVCC_CCBIN=g++-5"
     nvcc(refusal=CLANG)
-    assert (
-        "$ apt install clang-20\n$ export NVCC_CCBIN=clang++-20" in look("nvcc and C++", context)[2]
-    )
+    cure = look("nvcc and C++", context)[2]
+    assert re.search(r"\$ export NVCC_CCBIN=clang\+\+-(20|1\d|\d)$", cure)
     nvcc(refusal="sh: 1: cicc: not found")
     assert "'nvidia-nvvm==13.0.*'" in look("nvcc and C++", context)[2]
 

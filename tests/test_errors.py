@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -118,6 +119,23 @@ def test_an_error_in_a_header_begins_with_the_users_line(explained, line, at, te
     assert "^" in lines[5]
     assert re.fullmatch(r"\(\d+ lines? of template context in the log\)", lines[6])
     assert all(len(shown) < 450 for shown in lines)
+
+
+def test_the_line_of_use_is_found_in_newer_compilers_words_too():
+    """g++ 14 quotes the lines on the way, and nvcc may leave some out."""
+    use = "int h() { return mid(3); }"
+    for text in (
+        "x.h: In instantiation of ‘auto mid(T) [with T = int]’:\n"
+        f"a.cpp:8:21:   required from here\n    8 | {use}\n      |                 ~~~^~~\n"
+        "x.h:5:63: error: no\n    5 | v.no();\n      |   ^~\n",
+        "x.h(5): error: no\n  v.no();\n    ^\n          detected during:\n"
+        '            [ 2 instantiation contexts not shown ]\n            instantiation of "auto '
+        'mid(T) [with T=int]" at line 8 of "a.cpp"\n',
+    ):
+        lines = explain_failure(text, "/nowhere").splitlines()
+        assert re.match(r"a\.cpp:8:\d+: error in a template that this line inst", lines[0]), lines
+        assert lines[1].startswith("x.h:5:") and lines[2] == "    5 | v.no();", lines
+        assert re.fullmatch(r"\(\d lines? of template context in the log\)", lines[-1])
 
 
 def test_a_failed_static_assert_comes_first_and_whole(explained):
@@ -299,6 +317,8 @@ def test_a_missing_library_and_an_object_without_pic_get_their_cure(checkout, li
 @pytest.mark.parametrize(
     "text, expected",
     [
+        ("a.o: undefined reference to `f(at::Tensor)'",
+         "undefined symbol: f(at::Tensor)\n  a.o: undefined reference to `f(at::Tensor)'\n  none of the"),
         ("/usr/bin/ld: a.o: relocation R_X86_64_PC32 against undefined hidden symbol `f_cuda' can not "
          "be used when making a shared object", "undefined symbol: f_cuda"),
         ("mold: error: undefined symbol: f(int)\n>>> referenced by a.cpp", "undefined symbol: f(int)"),
@@ -333,7 +353,7 @@ def test_what_linkers_say_is_told_without_a_checkout_too(text, expected):
 
 
 def loaded(path, folder) -> str:
-    return run(["python3", "-c", f"import ctypes; ctypes.CDLL({str(path)!r})"], folder)
+    return run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(path)!r})"], folder)
 
 
 def test_a_library_with_an_undefined_symbol_names_the_file_that_uses_it(checkout):
@@ -344,7 +364,7 @@ def test_a_library_with_an_undefined_symbol_names_the_file_that_uses_it(checkout
     output = loaded(checkout / "op.so", checkout)
     assert explain_failure(output, checkout, SOURCES) == (
         f"undefined symbol: away(n::P*, double)\n  used in {checkout}/ops/op.cpp:3\n"
-        "  none of the operator's files defines it"
+        "  none of the operator's files defines it: write it, or link the library that has it"
     )
 
 
@@ -403,6 +423,7 @@ FULL = "free some space, or set LOADER_CACHE_DIR"
         ("/x/crt/host_config.h:137:2: error: #error -- unsupported GNU version! gcc versions later "
          "than 15 are not supported!", "takes g++ up to version 15: install g++-15 and name it in CC"),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_130'", "TORCH_CUDA_ARCH_LIST"),
+        ("ValueError: Unknown CUDA arch (13.0) or GPU not supported", "13.0 is unknown to this nvcc or"),
         ("sh: 1: cicc: not found", "cicc is missing: install the whole CUDA toolkit"),
         ("/bin/sh: 1: /usr/bin/nvcc: not found", "nvcc is missing: install the whole CUDA toolkit"),
         ("bash: line 1: ccache: command not found", "the program ccache is missing"),
@@ -441,7 +462,7 @@ def test_nvccs_own_demands_made_for_real(tmp_path):
     source = tmp_path / "a.cu"
     source.write_text("int x;\n")
     arch = run(["nvcc", "-gencode", "arch=compute_130,code=sm_130", "-c", source], tmp_path)
-    assert "does not know compute_130" in explain_failure(arch, tmp_path)
+    assert "compute_130 is unknown to this nvcc" in explain_failure(arch, tmp_path)
     newer = run(["nvcc", "-Xcompiler", "-U__GNUC__,-D__GNUC__=99", "-c", source], tmp_path)
     assert re.match(r"this nvcc takes g\+\+ up to version \d+: ", explain_failure(newer, tmp_path))
 
@@ -487,6 +508,7 @@ def test_no_text_whatever_makes_it_raise(tmp_path):
         'a.h:1:1: error: x\n  x\n  ^\n  detected during instantiation of "f<(" at line 3 of a.cu'
     )
     texts += [template, "a.cpp:1:2:   required from here\n" + template, HEADER, "  ^\n", "\n"]
+    assert len(texts) > 50
     chance = random.Random(1)
     for _ in range(2000):
         parts = [*chance.choices(texts, k=4), chance.randbytes(9).decode(errors="replace")]

@@ -30,7 +30,8 @@ def environment() -> dict:
     return {
         "CXXFLAGS": f"{FLAGS} -fno-omit-frame-pointer -g1",
         "LDFLAGS": FLAGS,
-        "LD_PRELOAD": ":".join(runtimes),
+        "LD_PRELOAD": ":".join(filter(os.path.isabs, runtimes)),  # the others are linked in
+        "PYTEST_XDIST_WORKER": None,
         # Python itself leaks, and some tests ask for more memory than there is.
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
