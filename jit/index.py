@@ -9,30 +9,43 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from .toolchain import Toolchain
 
 
 class Index:
-    """The index of the checkout `root` for a toolchain; it lies in the store."""
+    """The index of the checkout `root` for a toolchain; it lies in the last cache's store."""
 
-    def __init__(self, store: Path, root: Path, toolchain: Toolchain):
+    def __init__(self, caches: Sequence[Path], root: Path, toolchain: Toolchain):
+        self._layers = [cache / "store" for cache in caches]
         self._root = str(root)
         self._toolchain = json.dumps(toolchain.identity)
         self._usable = not toolchain.header_folders  # whose headers may change unseen
         name = hashlib.sha256(f"{root} {self._toolchain}".encode()).hexdigest()[:16]
-        self._file = store / f".index-{name}.json"
+        self._file = self._layers[-1] / f".index-{name}.json"
 
     def keys(self) -> dict[str, str] | None:
-        """Keys by operator, or None where a source may have changed since they were worked out."""
+        """Keys by operator; None where a source may have changed since, or an entry is gone."""
         try:
             record = json.loads(self._file.read_text())
             if self._usable and record["seen"] == self._look(record["paths"])[0]:
-                return record["keys"]
+                keys = record["keys"]
+                return keys if self._are_there(keys) else None
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return None
+
+    def _are_there(self, keys: dict[str, str]) -> bool:
+        """Whether all these have entries, at the cost of a listing a layer."""
+        wanted = {f"{unit}-{key}" for unit, key in keys.items()}
+        for layer in self._layers:
+            try:
+                wanted.difference_update(os.listdir(layer))
+            except OSError:
+                continue
+        return not wanted
 
     def remember(self, keys: dict[str, str], paths: list[str]) -> None:
         """Write the index, if these files are old enough to be told apart by their times."""

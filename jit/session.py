@@ -3,14 +3,16 @@
 import os
 import threading
 import time
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from . import index, key, settings, toolchain, units
+from . import index, settings, toolchain, units
 from .errors import BuildError
 from .receipt import Receipt
-from .store import Store
+
+# What a warm import does without, `key` and `store`, is imported where it is used.
 
 
 class Session:
@@ -32,12 +34,18 @@ class Session:
         self.errors: dict[str, BuildError] = {}
         self.loaded: dict[str, str] = {}
         self.receipt = Receipt()
-        self.store = Store(caches)
         self._unlock()
         os.register_at_fork(after_in_child=self._unlock)  # a thread that held it is not there
 
     def _unlock(self) -> None:
         self._lock = threading.RLock()
+
+    @cached_property
+    def store(self):
+        """Where the builds are."""
+        from .store import Store
+
+        return Store(self.caches)
 
     @property
     def toolchain(self) -> toolchain.Toolchain:
@@ -54,6 +62,8 @@ class Session:
 
     def lookup(self, name: str, inputs: dict) -> str | None:
         """The key of the build in the store that is made of `inputs`, or serves as well."""
+        from . import key
+
         if self.store.has(name, key.key(inputs)):
             return key.key(inputs)
         sources = self._sources()
@@ -68,14 +78,16 @@ class Session:
 
     def manifests(self, names: list[str]) -> dict[str, dict]:
         """What each unit is made of, as its files are now."""
+        from . import key
+
         sources = self._sources()
         return {name: key.manifest(self.units[name], self.toolchain, sources) for name in names}
 
     def find_quickly(self) -> bool:
         """Whether nothing has changed since all units were last found in the store."""
         begun = time.perf_counter()
-        keys = index.Index(self.store.path, self.root, self.toolchain).keys()
-        if keys is None or not self.store.has_all(keys):
+        keys = index.Index(self.caches, self.root, self.toolchain).keys()
+        if keys is None:
             return False
         self.keys.update(keys)
         for name in keys:
@@ -85,6 +97,8 @@ class Session:
 
     def find(self, names: list[str]) -> list[str]:
         """Work out the keys of these units; those that the store lacks."""
+        from . import key
+
         sources = self._sources()
         missing, paths = [], set()
         for name in names:
@@ -99,8 +113,8 @@ class Session:
             elif self.receipt.units[name]["result"] == "missing":
                 self.receipt.result(name, "hit")
         if not missing and set(names) == set(self.units):
-            found_index = index.Index(self.store.path, self.root, self.toolchain)
-            found_index.remember(self.keys, sorted(paths))
+            now = index.Index(self.caches, self.root, self.toolchain)
+            now.remember(self.keys, sorted(paths))
         return missing
 
     def build(self, names: list[str], why: dict[str, str] | None = None) -> dict[str, BuildError]:

@@ -2,12 +2,11 @@
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One variable: its name, default, the values it may have (none: see `values`), its meaning."""
 
     name: str

@@ -46,16 +46,6 @@ class Store:
         """Whether there is such an entry; its library may still prove damaged."""
         return any(os.path.exists(layer / f"{unit}-{key}" / MANIFEST) for layer in self.layers)
 
-    def has_all(self, keys: dict[str, str]) -> bool:
-        """Whether there are entries for all of these, by unit; at the cost of a listing a layer."""
-        wanted = {f"{unit}-{key}" for unit, key in keys.items()}
-        for layer in self.layers:
-            try:
-                wanted.difference_update(os.listdir(layer))
-            except OSError:
-                continue
-        return not wanted
-
     def entries(self, unit: str = "") -> Iterator[tuple[Path, dict]]:
         """Folder and manifest of every sound entry (of one unit), layer by layer."""
         for layer in self.layers:

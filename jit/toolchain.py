@@ -35,7 +35,6 @@ _ENVIRONMENT = [
     "PYTORCH_NVCC",
 ]
 _HEADER_PATHS = ("CPATH", "CPLUS_INCLUDE_PATH")
-_INCLUDE_FLAG = re.compile(r"-(?:I|isystem|iquote|idirafter)=?(.*)")
 
 # torch's flags turn off the 16-bit types' operators and conversions; kernels may want them.
 _UNDEFINE = [
@@ -85,7 +84,7 @@ class Toolchain:
         cuda = [environment.get(f"NVCC_{which}PEND_FLAGS", "").split() for which in ("PRE", "AP")]
         words = [*self.cflags, *cuda[0], *cuda[1]]
         for word, after in zip(words, [*words[1:], ""], strict=True):
-            if flag := _INCLUDE_FLAG.fullmatch(word):
+            if flag := re.fullmatch(r"-(?:I|isystem|iquote|idirafter)=?(.*)", word):
                 found.append(flag[1] or after)
         return tuple(os.path.abspath(folder) for folder in found if folder)
 

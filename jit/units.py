@@ -7,20 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# A directive as compilers read it: `#include "x.h"`, `# import <x.h>`, `%:include X_HEADER`, also
-# with comments and continued lines in between. What is neither quoted nor bracketed is a macro.
-_GAP = rb"(?:[ \t]|\\\r?\n|/\*.*?\*/)*"
-_INCLUDE = re.compile(
-    rb"^"
-    + _GAP
-    + rb"(?:#|%:|\?\?=)"
-    + _GAP
-    + rb"(?:include|import|include_next|embed)\b"
-    + _GAP
-    + rb'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n]*))',
-    re.MULTILINE | re.DOTALL,
-)
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -45,6 +31,21 @@ def discover(root: Path) -> dict[str, Unit]:
             rest = [f"kernels/{f}" for f in (f"{name}_cpu.cpp", f"{name}.cu") if f in kernels]
             units[name] = Unit(name, root, (f"ops/{file}", *rest))
     return units
+
+
+@cache
+def _directives() -> re.Pattern:
+    """`#include "x.h"`, `# import <x.h>`, `%:include X_HEADER`, read as compilers do.
+
+    Comments and continued lines may stand in between. The groups are a quoted and a bracketed name,
+    and what is neither: a macro.
+    """
+    gap = rb"(?:[ \t]|\\\r?\n|/\*.*?\*/)*"
+    return re.compile(
+        rb"^%b(?:#|%%:|\?\?=)%b(?:include|import|include_next|embed)\b%b" % (gap, gap, gap)
+        + rb'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n]*))',
+        re.MULTILINE | re.DOTALL,
+    )
 
 
 class Sources:
@@ -100,6 +101,6 @@ class Sources:
                 content = file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None, ()
-        found = [quoted or bracketed for quoted, bracketed, _ in _INCLUDE.findall(content)]
+        found = [quoted or bracketed for quoted, bracketed, _ in _directives().findall(content)]
         names = tuple(os.fsdecode(name) if name else None for name in found)
         return hashlib.sha256(content).hexdigest(), names

@@ -53,7 +53,7 @@ def race(checkout: Checkout, count: int, folder: Path, **changes) -> list[float]
 def test_32_processes_compile_each_unit_once_and_wait_little_longer_than_one(tmp_path, counting):
     """The slowest of 32 takes at most 1.3 times what one process takes alone."""
     ratios = []
-    for attempt in range(3):  # where the machine is busy with something else, look again
+    for attempt in range(4):  # where the machine is busy with something else, look again
         checkout = counting(Checkout(tmp_path / str(attempt)))
         other = tmp_path / f"cache{attempt}"
         (alone,) = race(checkout, 1, tmp_path / f"one{attempt}", LOADER_CACHE_DIR=other)
@@ -186,9 +186,10 @@ def test_an_interrupt_ends_all_that_the_build_started(checkout, counting):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert err.rstrip().endswith("KeyboardInterrupt")
-    time.sleep(0.2)
-    left = [pid for pid, _ in below if Path(f"/proc/{pid}/cwd").exists()]
-    assert not left
+    end = time.monotonic() + 5
+    while left := [(pid, name) for pid, name in below if Path(f"/proc/{pid}/cwd").exists()]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
     assert checkout.run(USE).returncode == 0
 
 
