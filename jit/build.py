@@ -204,10 +204,6 @@ class Builder:
         The worker has the locks from here on, and this process no longer: should the worker be
         killed, the locks are free.
         """
-        for folder in (self._store.path, self._work):
-            check_writable(folder)
-        for lock in locks.values():
-            lock.note(pid=os.getpid())
         cores = _cores()
         order = {
             "units": tasks,
@@ -221,6 +217,10 @@ class Builder:
         ended: dict[str, BuildError | None] = {}
         with tempfile.TemporaryFile() as complaints:
             try:
+                for folder in (self._store.path, self._work):
+                    check_writable(folder)
+                for lock in locks.values():
+                    lock.note(pid=os.getpid())
                 worker = subprocess.Popen(
                     [sys.executable, *_FLAGS, "-c", _START, str(self._root)],
                     stdin=subprocess.PIPE,

@@ -245,6 +245,34 @@ ls -A "{checkout.cache}/store"; umount "{checkout.cache}"'''
     assert "LOADER_CACHE_DIR" in done.stderr and "BuildError" in done.stderr
 
 
+def test_a_process_that_could_not_build_keeps_no_lock(checkout):
+    """It lives on, as a notebook does, and another one mends the cause and builds."""
+    code = """
+import torch, loader
+from loader.jit import build
+def full(folder):
+    raise OSError(28, "No space left on device")
+build.check_writable = full
+try:
+    loader.build()
+except loader.BuildError as error:
+    print(error, flush=True)
+input()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=checkout.root,
+        env=checkout.environment(LOADER_BUILD="lazy"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert "cannot be written: No space left on device" in process.stdout.readline()
+    other = checkout.run(USE)
+    assert other.returncode == 0 and "waiting" not in other.stderr
+    process.communicate("\n")
+
+
 def test_a_cache_that_cannot_be_written_is_read_and_else_named(checkout):
     """A mount for reading only, as in an image."""
     assert checkout.run(USE).returncode == 0
