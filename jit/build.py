@@ -15,13 +15,13 @@ from pathlib import Path
 
 from . import settings
 from .errors import BuildError
-from .key import built_sources, key, manifest
+from .key import built_sources, key
 from .lock import FileLock, gate
 from .receipt import Receipt
 from .store import Store, cannot_write, check_writable, make_private
 from .table import bytes_text, duration
 from .toolchain import Toolchain
-from .units import Sources, Unit
+from .units import Unit
 
 # The worker gets the package `loader` without its body, which would build in turn.
 _START = (
@@ -56,15 +56,17 @@ class Builder:
         self._work = caches[-1] / "work"
         self._sources: dict[str, tuple[str, ...]] = {}  # of each unit
 
-    def build(self, units: list[Unit], why: dict[str, str]) -> dict[str, BuildError]:
-        """Build `units`; the errors of those that failed, by name.
+    def build(
+        self, units: list[Unit], manifests: dict[str, dict], why: dict[str, str]
+    ) -> dict[str, BuildError]:
+        """Build `units`, whose `manifests` are given; the errors of those that failed, by name.
 
         `why` has a reason for those that are built although their sources are not new.
         """
         try:
             self._check_machine()
             with _Progress([unit.name for unit in units], self._caches[-1]) as self._progress:
-                return self._build(units, why)
+                return self._build(units, manifests, why)
         except BuildError as error:
             return {unit.name: error for unit in units}
         except OSError as error:
@@ -81,13 +83,13 @@ class Builder:
         for folder in (self._store.path, self._work):
             make_private(folder)
 
-    def _build(self, units: list[Unit], why: dict[str, str]) -> dict[str, BuildError]:
+    def _build(
+        self, units: list[Unit], manifests: dict[str, dict], why: dict[str, str]
+    ) -> dict[str, BuildError]:
         # The longest first, so that no core idles at the end.
         pending = {unit.name: unit for unit in sorted(units, key=self._work_in, reverse=True)}
         self._sources = {unit.name: unit.sources for unit in units}
-        sources = Sources(self._root, self._toolchain.header_folders)
-        manifests = {unit.name: manifest(unit, self._toolchain, sources) for unit in units}
-        keys = {name: key(inputs) for name, inputs in manifests.items()}
+        keys = {name: key(manifests[name]) for name in pending}
         folders = {name: self._folder(pending[name], manifests[name]) for name in pending}
         errors: dict[str, BuildError] = {}
         waiting: dict[str, float] = {}  # since when this process waits for a unit

@@ -95,12 +95,12 @@ class Session:
         self.receipt.index = (time.perf_counter() - begun) * 1e3
         return True
 
-    def find(self, names: list[str]) -> list[str]:
-        """Work out the keys of these units; those that the store lacks."""
+    def find(self, names: list[str]) -> dict[str, dict]:
+        """Work out the keys of these units; the manifests of those that the store lacks."""
         from . import key
 
         sources = self._sources()
-        missing, paths = [], set()
+        missing, paths = {}, set()
         for name in names:
             with self.receipt.time(name, "hash"):
                 inputs = key.manifest(self.units[name], self.toolchain, sources)
@@ -109,7 +109,7 @@ class Session:
                 found = self.lookup(name, inputs)
             self.keys[name] = found or key.key(inputs)
             if not found:
-                missing.append(name)
+                missing[name] = inputs
             elif self.receipt.units[name]["result"] == "missing":
                 self.receipt.result(name, "hit")
         if not missing and set(names) == set(self.units):
@@ -120,16 +120,18 @@ class Session:
     def build(self, names: list[str], why: dict[str, str] | None = None) -> dict[str, BuildError]:
         """Build those that the store lacks, and those that `why` has a reason for; the errors."""
         with self._lock:
-            missing = {*self.find(names), *(why or ())}
-            missing = [name for name in names if name in missing and not self.is_foreign(name)]
+            missing = self.find(names)
+            missing |= self.manifests([name for name in why or () if name not in missing])
+            missing = {n: made_of for n, made_of in missing.items() if not self.is_foreign(n)}
             for name in names:
                 self.errors.pop(name, None)
             if missing:
                 from .build import Builder
 
                 builder = Builder(self.toolchain, self.root, self.caches, self.receipt)
-                self.errors.update(builder.build([self.units[m] for m in missing], why or {}))
-                self.find(missing)
+                wanted = [self.units[name] for name in missing]
+                self.errors.update(builder.build(wanted, missing, why or {}))
+                self.find([*missing])
             return {name: self.errors[name] for name in names if name in self.errors}
 
     def is_foreign(self, name: str) -> bool:
