@@ -21,8 +21,8 @@ that does not compile takes down only itself: using it raises its compile error 
 
 import os
 import sys
-import time
 from pathlib import Path
+from time import perf_counter as _now
 
 # Makes `loader.jit` and `loader.ops` submodules, in a checkout and in an installed package alike.
 __path__ = [os.path.dirname(os.path.abspath(__file__))]
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 import torch
 
-_begun = time.perf_counter()  # torch's own import is not counted
+_begun = _now()  # torch's own import is not counted
 
 from loader.jit import settings as _settings
 from loader.jit.errors import BuildError
@@ -49,7 +49,16 @@ _root = Path(__path__[0])
 _session = _Session(_root, _settings.cache_dirs(_root))
 _FORMS = ("", "_fw", "_bw", "_reference")
 
-__all__ = ["BuildError", "build", "doctor", "explain", "receipt"]
+# Public names that few processes use, and the module below `loader.jit` that has each.
+_ELSEWHERE = {
+    "Library": "library",
+    "load": "inline",
+    "load_inline": "inline",
+    "source_module": "source_module",
+    "time": "timing",
+}
+
+__all__ = ["BuildError", "build", "doctor", "explain", "receipt", *_ELSEWHERE]
 __all__ += [name + form for name in _session.units for form in _FORMS]
 
 
@@ -118,6 +127,12 @@ def _import(unit: str):
 
 
 def __getattr__(name: str):
+    if name in _ELSEWHERE:
+        import importlib
+
+        module = importlib.import_module(f"loader.jit.{_ELSEWHERE[name]}")
+        globals()[name] = getattr(module, name)
+        return globals()[name]
     owner = None if name.startswith("_") else _owner(name)
     if owner:
         module = _import(owner)
@@ -153,4 +168,4 @@ torch.ops.octet = _Namespace("octet")
 if _settings.value("LOADER_BUILD") == "eager" and not _session.find_quickly():
     for _message in dict.fromkeys(map(str, _session.build([*_session.units]).values())):
         print(f"loader: {_message}", file=sys.stderr)
-_session.receipt.total = (time.perf_counter() - _begun) * 1e3
+_session.receipt.total = (_now() - _begun) * 1e3
