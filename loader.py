@@ -58,7 +58,8 @@ _ELSEWHERE = {
     "time": "timing",
 }
 
-__all__ = ["BuildError", "build", "doctor", "explain", "receipt", *_ELSEWHERE]
+__all__ = ["BuildError", "build", "doctor", "explain", "receipt"]
+__all__ += [name for name in _ELSEWHERE]
 __all__ += [name + form for name in _session.units for form in _FORMS]
 
 
