@@ -41,7 +41,9 @@ _begun = _now()  # torch's own import is not counted
 
 from loader.jit import settings as _settings
 from loader.jit.errors import BuildError
+from loader.jit.errors import no_attribute as _no_attribute
 from loader.jit.session import Session as _Session
+from loader.jit.session import owner as _owner
 
 __version__ = "0.1.0"
 
@@ -71,9 +73,7 @@ def build(*names: str) -> None:
 
     Raises: BuildError with the compile errors; ValueError for a name that is no operator.
     """
-    errors = _session.build(_session.named(names))
-    if errors:
-        raise BuildError("\n\n".join(map(str, errors.values())), next(iter(errors)))
+    _session.build_named(names)
 
 
 def receipt():
@@ -110,23 +110,6 @@ def doctor():
     return examine(_root, _session.caches)
 
 
-def _owner(name: str) -> str | None:
-    """The operator that a public name such as `square_bw` belongs to."""
-    owners = [unit for unit in _session.units if name == unit or name.startswith(unit + "_")]
-    return max(owners, key=len, default=None)
-
-
-def _import(unit: str):
-    """The Python side of an operator.
-
-    Built and loaded first: a child that is forked while a thread imports could never import again.
-    """
-    import importlib
-
-    _session.load(unit)
-    return importlib.import_module(f"loader.ops.{unit}")
-
-
 def __getattr__(name: str):
     if name in _ELSEWHERE:
         import importlib
@@ -134,19 +117,11 @@ def __getattr__(name: str):
         module = importlib.import_module(f"loader.jit.{_ELSEWHERE[name]}")
         globals()[name] = getattr(module, name)
         return globals()[name]
-    owner = None if name.startswith("_") else _owner(name)
-    if owner:
-        module = _import(owner)
-        if hasattr(module, name):
-            globals()[name] = getattr(module, name)
-            return globals()[name]
-    import difflib
-
-    close = difflib.get_close_matches(name, __all__, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise AttributeError(
-        f"module 'loader' has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__]
-    )
+    found = _session.attribute(name)
+    if found is None:
+        raise _no_attribute("module 'loader'", name, __all__, sys.modules[__name__])
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
@@ -160,13 +135,12 @@ class _Namespace(torch._ops._OpNamespace):
 
     def __getattr__(self, name: str):
         if owner := _owner(name):
-            _import(owner)
+            session, unit = owner
+            session.module(unit)
         return super().__getattr__(name)
 
 
 torch.ops.octet = _Namespace("octet")
 
-if _settings.value("LOADER_BUILD") == "eager" and not _session.find_quickly():
-    for _message in dict.fromkeys(map(str, _session.build([*_session.units]).values())):
-        print(f"loader: {_message}", file=sys.stderr)
+_session.start()
 _session.receipt.total = (_now() - _begun) * 1e3

@@ -21,7 +21,7 @@ from .receipt import Receipt
 from .store import Store, cannot_write, check_writable, make_private
 from .table import bytes_text, duration
 from .toolchain import Toolchain
-from .units import Unit
+from .units import HOME, Unit
 
 # The worker gets the package `loader` without its body, which would build in turn.
 _START = (
@@ -224,7 +224,7 @@ class Builder:
                 for lock in locks.values():
                     lock.note(pid=os.getpid())
                 worker = subprocess.Popen(
-                    [sys.executable, *_FLAGS, "-c", _START, str(self._root)],
+                    [sys.executable, *_FLAGS, "-c", _START, str(HOME)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=complaints,

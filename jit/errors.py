@@ -1,4 +1,6 @@
-"""The exception of a failed build."""
+"""The exception of a failed build, and what a misspelt name gets."""
+
+from collections.abc import Collection
 
 
 class BuildError(RuntimeError):
@@ -13,3 +15,12 @@ class BuildError(RuntimeError):
         super().__init__(message)
         self.unit = unit
         self.log = log
+
+
+def no_attribute(where: str, name: str, known: Collection[str], owner) -> AttributeError:
+    """The error of a name that is none of those `known`, with the nearest of them."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return AttributeError(f"{where} has no attribute {name!r}{hint}", name=name, obj=owner)

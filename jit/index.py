@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .toolchain import Toolchain
+from .units import include_folders, listed
 
 
 class Index:
@@ -65,8 +66,8 @@ class Index:
         The folders' own names count too: a new file may be another operator, or hide a header.
         """
         facts, newest = [self._toolchain], 0.0
-        for folder in ("ops", "kernels", "include"):
-            facts += sorted(os.listdir(f"{self._root}/{folder}"))
+        for folder in ("ops", "kernels", *include_folders(self._root)):
+            facts += listed(os.path.join(self._root, folder))
         for path in paths:
             stat = os.stat(os.path.join(self._root, path))
             facts.append(

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import loader
+from . import session
 
 
 def library(name: str):
     """Load operator `name`; its registered form, `torch.ops.octet.<name>.default`."""
-    loader._session.load(name)
+    owner, _ = session.owner(name)
+    owner.load(name)
     return registered(name)
 
 

@@ -14,12 +14,14 @@ class Receipt:
         units: by operator, `result` and milliseconds by stage of `STAGES`. The result is `hit`
             (it was in the cache), `built`, `waited` (another process built it meanwhile), `failed`,
             `missing` (not built yet), or `foreign` (a library that somebody else loaded has it).
-        total: milliseconds of `import loader`, what it built included.
+        what: whose receipt it is, `import loader` or a library's.
+        total: milliseconds that this took, what it built included.
         index: milliseconds in which it was seen that nothing had changed since the last import; the
             sources were not even hashed then. None where that was not so.
     """
 
-    def __init__(self):
+    def __init__(self, what: str = "import loader"):
+        self.what = what
         self.units: dict[str, dict] = {}
         self.total = 0.0
         self.index: float | None = None
@@ -45,7 +47,7 @@ class Receipt:
     def _table(self):
         from .table import Table
 
-        title = f"import loader: {self.total:.1f} ms"
+        title = f"{self.what}: {self.total:.1f} ms"
         if self.index is not None:
             title += f", of which {self.index:.1f} ms to see that nothing had changed"
         table = Table(title, ("operator", "result", *STAGES, "ms"), (*STAGES, "ms"))

@@ -1,6 +1,7 @@
 """What one process knows of the operators below one folder: found, keyed, built, loaded."""
 
 import os
+import sys
 import threading
 import time
 from functools import cached_property
@@ -14,31 +15,48 @@ from .receipt import Receipt
 
 # What a warm import does without, `key` and `store`, is imported where it is used.
 
+SESSIONS: list["Session"] = []  # of this process: loader's own, and one for each `loader.Library`
+
 
 class Session:
     """The operators below `root`, and their builds in `caches`, the last of which is written to.
 
-    One thread at a time finds, builds and loads.
+    One thread at a time finds, builds and loads. An operator's name is taken once a process, since
+    all are registered in one place, `torch.ops.octet`.
 
     Attributes:
+        package: where the operators' Python sides are imported from, `<package>.<unit>`.
         units: what there is to build, by name.
         keys: the key of each unit that was looked for.
         errors: of units that could not be built.
         loaded: the keys of those whose library this process has loaded.
     """
 
-    def __init__(self, root: Path, caches: tuple[Path, ...]):
-        self.root, self.caches = root, caches
-        self.units = units.discover(root)
+    def __init__(self, root: Path, caches: tuple[Path, ...], package: str = "loader.ops"):
+        self.root, self.caches, self.package = root, caches, package
+        self.units: dict[str, units.Unit] = {}
+        self.discover()
         self.keys: dict[str, str] = {}
         self.errors: dict[str, BuildError] = {}
         self.loaded: dict[str, str] = {}
         self.receipt = Receipt()
         self._unlock()
+        SESSIONS.append(self)
         os.register_at_fork(after_in_child=self._unlock)  # a thread that held it is not there
 
     def _unlock(self) -> None:
         self._lock = threading.RLock()
+
+    def discover(self) -> None:
+        """Look for operators; ValueError where one has the name of another session's."""
+        found = units.discover(self.root)
+        for other in SESSIONS:
+            if other.root != self.root and (taken := sorted(found.keys() & other.units)):
+                raise ValueError(
+                    f"{self.root}: there is an operator {taken[0]!r} in {other.root}/ops already, "
+                    "and all share torch.ops.octet; give this one another name"
+                )
+        self.units.update(found)
 
     @cached_property
     def store(self):
@@ -54,7 +72,7 @@ class Session:
 
     def named(self, names: tuple[str, ...]) -> list[str]:
         """The names given, or all, after a look at what there is now; ValueError if one is none."""
-        self.units.update(units.discover(self.root))
+        self.discover()
         for name in names:
             if name not in self.units:
                 raise ValueError(f"{name!r} is no operator; there are {', '.join(self.units)}")
@@ -141,6 +159,39 @@ class Session:
         self.receipt.result(name, "foreign")
         return True
 
+    def owner(self, name: str) -> str | None:
+        """The operator that a public name such as `square_bw` belongs to."""
+        owners = [unit for unit in self.units if name == unit or name.startswith(unit + "_")]
+        return max(owners, key=len, default=None)
+
+    def module(self, name: str):
+        """The Python side of an operator.
+
+        Built and loaded first: a child that is forked while a thread imports could never import
+        again.
+        """
+        import importlib
+
+        self.load(name)
+        return importlib.import_module(f"{self.package}.{name}")
+
+    def attribute(self, name: str):
+        """`X`, `X_fw` and what else the Python side of operator X has; None where there is none."""
+        unit = None if name.startswith("_") else self.owner(name)
+        return getattr(self.module(unit), name, None) if unit else None
+
+    def start(self) -> None:
+        """Build what the store lacks, unless LOADER_BUILD puts it off; errors are only printed."""
+        if settings.value("LOADER_BUILD") == "eager" and not self.find_quickly():
+            for message in dict.fromkeys(map(str, self.build([*self.units]).values())):
+                print(f"loader: {message}", file=sys.stderr)
+
+    def build_named(self, names: tuple[str, ...]) -> None:
+        """What `loader.build(*names)` does."""
+        errors = self.build(self.named(names))
+        if errors:
+            raise BuildError("\n\n".join(map(str, errors.values())), next(iter(errors)))
+
     def load(self, name: str) -> None:
         """Load the library of a unit, verified; build it first where that is still to do."""
         with self._lock:
@@ -193,3 +244,10 @@ class Session:
         raise BuildError(
             f"{name}: its library is damaged again after each build in {self.caches[-1]}", name
         )
+
+
+def owner(name: str) -> tuple[Session, str] | None:
+    """The session and the operator that a name in `torch.ops.octet` belongs to."""
+    owners = [(unit, session) for session in SESSIONS if (unit := session.owner(name))]
+    unit, session = max(owners, key=lambda found: len(found[0]), default=(None, None))
+    return (session, unit) if unit else None

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+HOME = Path(__file__).parent.parent  # loader's own folder, whose headers serve any other one too
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -23,7 +25,7 @@ class Unit:
 
 def discover(root: Path) -> dict[str, Unit]:
     """All operators below `root`, by name in alphabetical order."""
-    kernels = set(os.listdir(root / "kernels"))
+    kernels = set(listed(root / "kernels"))
     units = {}
     for file in sorted(os.listdir(root / "ops")):
         if file.endswith(".cpp"):
@@ -31,6 +33,19 @@ def discover(root: Path) -> dict[str, Unit]:
             rest = [f"kernels/{f}" for f in (f"{name}_cpu.cpp", f"{name}.cu") if f in kernels]
             units[name] = Unit(name, root, (f"ops/{file}", *rest))
     return units
+
+
+def listed(folder: str | Path) -> list[str]:
+    """The names in a folder, in alphabetical order; none where there is no such folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def include_folders(root: str | Path) -> tuple[str, ...]:
+    """Where a unit's headers are looked for: below its root, and in loader's own `include/`."""
+    return ("include",) if str(root) == str(HOME) else ("include", str(HOME / "include"))
 
 
 @cache
@@ -51,13 +66,13 @@ def _directives() -> re.Pattern:
 class Sources:
     """Digests of source files and of the headers they can reach, each file read once.
 
-    Headers are looked for beside the file that includes them, in `include/`, and in `folders`, the
-    absolute ones that the user's flags and environment name.
+    Headers are looked for beside the file that includes them, in `include_folders`, and in
+    `folders`, the absolute ones that the user's flags and environment name.
     """
 
     def __init__(self, root: Path, folders: tuple[str, ...] = ()):
         self._root = str(root)
-        self._folders = ("include", *folders)
+        self._folders = (*include_folders(root), *folders)
         self._read = cache(self._read_file)
 
     def closure(self, source: str) -> dict[str, str]:
@@ -86,10 +101,10 @@ class Sources:
         return found
 
     def _all_headers(self) -> list[str]:
-        """Every file below `include/`, `kernels/` and `ops/` that may be a header."""
+        """Every file below `include_folders`, `kernels/` and `ops/` that may be a header."""
         return [
-            os.path.relpath(os.path.join(folder, file), self._root)
-            for room in ("include", "kernels", "ops")
+            os.path.join(os.path.normpath(folder.removeprefix(f"{self._root}/")), file)
+            for room in (*include_folders(self._root), "kernels", "ops")
             for folder, _, files in os.walk(os.path.join(self._root, room))
             for file in files
             if not file.endswith((".py", ".pyc"))

@@ -31,7 +31,7 @@ from .key import built_sources, key, manifest
 from .lock import FileLock
 from .store import DISK, Store, cannot_write
 from .toolchain import Toolchain
-from .units import Sources, Unit
+from .units import HOME, Sources, Unit
 
 
 class Killed(RuntimeError):
@@ -177,7 +177,7 @@ class Job:
         before = log.read_text().splitlines() if log.exists() else []
         ended = False
         try:
-            with _plain_paths(unit.root, folder) as (root, build_folder):
+            with _plain_paths(unit.root, folder, HOME) as (root, build_folder, home):
                 link = [*self.linker, *self.toolchain.ldflags]
                 link += _cuda_runtime(build_folder, self.toolchain) if with_cuda else []
                 load(
@@ -186,7 +186,7 @@ class Job:
                     extra_cflags=[*map(quoted, self.toolchain.cflags), *define],
                     extra_cuda_cflags=[*map(quoted, self.toolchain.cuda_flags), *define],
                     extra_ldflags=[*map(quoted, link)],
-                    extra_include_paths=[str(root / "include")],
+                    extra_include_paths=[str(at / "include") for at in dict.fromkeys((root, home))],
                     build_directory=str(build_folder),
                     with_cuda=with_cuda,
                     is_python_module=False,
@@ -245,23 +245,25 @@ def _build_and_exit(job: Job, lock: FileLock, report: Callable) -> None:
 
 
 @contextlib.contextmanager
-def _plain_paths(root: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Names for two folders that neither ninja nor a shell could misread: links, where need be."""
-    if re.fullmatch(r"[\w/.,+@%=-]+", f"{root}{folder}", re.ASCII):
-        yield root, folder
+def _plain_paths(*folders: Path) -> Iterator[tuple[Path, ...]]:
+    """Names for folders that neither ninja nor a shell could misread: links, where need be."""
+    if re.fullmatch(r"[\w/.,+@%=-]+", "".join(map(str, folders)), re.ASCII):
+        yield folders
         return
     parent = tempfile.gettempdir()
     if not re.fullmatch(r"[\w/.,+@%=-]+", parent, re.ASCII):
         parent = "/tmp"
     alias = Path(tempfile.mkdtemp(prefix="octet-", dir=parent))
-    links = alias / "source", alias / "build"
+    links = tuple(alias / name for name in ("source", "build", "loader")[: len(folders)])
     try:
-        for link, target in zip(links, (root, folder), strict=True):
-            link.symlink_to(target)
+        for link, folder in zip(links, folders, strict=True):
+            link.symlink_to(folder)
         try:
             yield links
         except RuntimeError as error:
-            text = str(error).replace(str(links[0]), str(root)).replace(str(links[1]), str(folder))
+            text = str(error)
+            for link, folder in zip(links, folders, strict=True):
+                text = text.replace(str(link), str(folder))
             raise RuntimeError(text) from error.__cause__
     finally:
         shutil.rmtree(alias, ignore_errors=True)
