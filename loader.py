@@ -56,8 +56,11 @@ _ELSEWHERE = {
     "Library": "library",
     "load": "inline",
     "load_inline": "inline",
+    "reload": "reload",
+    "revert": "reload",
     "source_module": "source_module",
     "time": "timing",
+    "watch": "watch",
 }
 
 __all__ = ["BuildError", "build", "doctor", "explain", "receipt"]
@@ -108,6 +111,20 @@ def doctor():
     from loader.jit.doctor import doctor as examine
 
     return examine(_root, _session.caches)
+
+
+def load_ipython_extension(shell) -> None:
+    """`%load_ext loader`: take in edited sources before each cell; `%%cuda` for kernels in one."""
+    from loader.jit.notebook import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell) -> None:
+    """`%unload_ext loader`."""
+    from loader.jit.notebook import unload
+
+    unload(shell)
 
 
 def __getattr__(name: str):

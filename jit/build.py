@@ -15,6 +15,7 @@ from pathlib import Path
 
 from . import settings
 from .errors import BuildError
+from .explain import FOR_EDIT
 from .key import built_sources, key
 from .lock import FileLock, gate
 from .receipt import Receipt
@@ -90,7 +91,7 @@ class Builder:
         pending = {unit.name: unit for unit in sorted(units, key=self._work_in, reverse=True)}
         self._sources = {unit.name: unit.sources for unit in units}
         keys = {name: key(manifests[name]) for name in pending}
-        folders = {name: self._folder(pending[name], manifests[name]) for name in pending}
+        folders = {n: work_folder(self._work, pending[n], manifests[n]) for n in pending}
         errors: dict[str, BuildError] = {}
         waiting: dict[str, float] = {}  # since when this process waits for a unit
         attempts = dict.fromkeys(pending, 0)
@@ -108,7 +109,7 @@ class Builder:
                     )
                     if failed:
                         errors[name] = failed
-                    elif not self._is_there(name, keys[name], name in why):
+                    elif not self._is_there(name, keys[name], why.get(name)):
                         continue
                     self._receipt.result(name, "failed" if failed else "waited")
                     self._progress.show({"unit": name, "state": "failed" if failed else "done"})
@@ -155,9 +156,11 @@ class Builder:
             self._make_room(keys.values())
         return errors
 
-    def _is_there(self, name: str, key: str, was_damaged: bool) -> bool:
-        """Whether somebody built a unit meanwhile; `was_damaged` tells not to trust an old one."""
-        if was_damaged:
+    def _is_there(self, name: str, key: str, why: str | None) -> bool:
+        """Whether somebody built a unit meanwhile; an old one, with a `why`, is not trusted."""
+        if why == FOR_EDIT:
+            return False
+        if why:
             return self._store.verified(name, key) is not None
         return self._store.has(name, key)
 
@@ -178,11 +181,6 @@ class Builder:
     def _forget(self, lock: FileLock, release: bool = False) -> None:
         _held.discard(lock.descriptor)
         lock.release() if release else lock.close()
-
-    def _folder(self, unit: Unit, inputs: dict) -> Path:
-        """The unit's work folder: it changes with toolchain and checkout, not with an edit."""
-        maker = {"toolchain": inputs["toolchain"], "root": str(unit.root)}
-        return self._work / f"{unit.name}-{key(maker)[:12]}"
 
     def _work_in(self, unit: Unit) -> int:
         """A guess at the work in a unit, by the size of its sources: nvcc takes longest."""
@@ -206,15 +204,15 @@ class Builder:
         The worker has the locks from here on, and this process no longer: should the worker be
         killed, the locks are free.
         """
-        cores = _cores()
+        at_once = cores()
         order = {
             "units": tasks,
             "toolchain": asdict(self._toolchain),
             "root": str(self._root),
             "caches": [str(cache) for cache in self._caches],
             "sys_path": sys.path,
-            "side_by_side": min(cores, len(tasks)),
-            "jobs": max(1, -(-cores // len(tasks))),
+            "side_by_side": min(at_once, len(tasks)),
+            "jobs": max(1, -(-at_once // len(tasks))),
         }
         ended: dict[str, BuildError | None] = {}
         with tempfile.TemporaryFile() as complaints:
@@ -245,7 +243,7 @@ class Builder:
                     for line in worker.stdout:
                         self._note(json.loads(line), ended)
                 except BaseException:
-                    _end(worker)
+                    end(worker)
                     raise
             complaints.seek(0)
             last = complaints.read().decode(errors="replace").strip().splitlines()[-5:]
@@ -291,7 +289,13 @@ class Builder:
             )
 
 
-def _end(worker: subprocess.Popen) -> None:
+def work_folder(work: Path, unit: Unit, inputs: dict) -> Path:
+    """The unit's own below `work`: it changes with toolchain and checkout, not with an edit."""
+    maker = {"toolchain": inputs["toolchain"], "root": str(unit.root)}
+    return work / f"{unit.name}-{key(maker)[:12]}"
+
+
+def end(worker: subprocess.Popen) -> None:
     """End a worker and all that it started: its session, as ninja gives each compiler a group."""
     for _ in range(2):  # again, for those that were born meanwhile
         for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -300,7 +304,7 @@ def _end(worker: subprocess.Popen) -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores this process may use; MAX_JOBS bounds them."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,6 +6,9 @@ from .store import Store
 from .table import Table, duration
 from .units import Unit
 
+# Why a unit is built although the store may have it: that has its library, without the objects.
+FOR_EDIT = "its objects are needed, for edits in a running session"
+
 _TOLD = {
     "cxx": "C++ compiler",
     "nvcc": "nvcc",

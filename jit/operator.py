@@ -21,6 +21,30 @@ def registered(name: str):
     return torch._ops._OpNamespace.__getattr__(torch.ops.octet, name).default
 
 
+_functions: dict[tuple[str, str], Callable] = {}
+
+
+def _later(op, role: str, function: Callable) -> Callable | None:
+    """`function` for a role that torch lets an operator be given only once.
+
+    What torch gets looks the function up when it is called, so that an edit of `ops/X.py`, which is
+    run again then, changes it; None where torch has that already.
+    """
+    known = (op.name(), role) in _functions
+    _functions[op.name(), role] = function
+
+    def latest(*args, **named):
+        return _functions[op.name(), role](*args, **named)
+
+    return None if known else latest
+
+
+def fake(op, function: Callable) -> None:
+    """Tell torch what a registered operator returns for tensors without data."""
+    if later := _later(op, "fake", function):
+        torch.library.register_fake(op.name(), later)
+
+
 def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
     """Give a registered operator its derivative; the quick way to call it.
 
@@ -29,7 +53,9 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
     torch.library.register_autograd; and the function returned, which is quicker in eager mode and
     which torch.func can transform (torch 2.11 cannot transform the former).
     """
-    torch.library.register_autograd(op, backward, setup_context=setup_context)
+    setup, gradient = _later(op, "setup", setup_context), _later(op, "backward", backward)
+    if setup:
+        torch.library.register_autograd(op, gradient, setup_context=setup)
     below_autograd, any_requires_grad = (
         torch._C._AutoDispatchBelowAutograd,
         torch._C._any_requires_grad,
@@ -118,4 +144,5 @@ def batched(op, flatten: bool) -> None:
             (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)
         )
 
-    torch.library.register_vmap(op, rule)
+    if later := _later(op, "vmap", rule):
+        torch.library.register_vmap(op, later)

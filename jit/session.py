@@ -30,6 +30,7 @@ class Session:
         keys: the key of each unit that was looked for.
         errors: of units that could not be built.
         loaded: the keys of those whose library this process has loaded.
+        imported: when the Python side of a unit was first imported, in seconds since the epoch.
     """
 
     def __init__(self, root: Path, caches: tuple[Path, ...], package: str = "loader.ops"):
@@ -39,6 +40,7 @@ class Session:
         self.keys: dict[str, str] = {}
         self.errors: dict[str, BuildError] = {}
         self.loaded: dict[str, str] = {}
+        self.imported: dict[str, float] = {}
         self.receipt = Receipt()
         self._unlock()
         SESSIONS.append(self)
@@ -173,6 +175,7 @@ class Session:
         import importlib
 
         self.load(name)
+        self.imported.setdefault(name, time.time())
         return importlib.import_module(f"{self.package}.{name}")
 
     def attribute(self, name: str):

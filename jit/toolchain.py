@@ -42,9 +42,13 @@ _UNDEFINE = [
     for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
 ]
 NATIVE = "-march=native"
-CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# Kernels write the case of neighbouring elements out by hand; g++ would make copies of every other
+# loop for it as well, and take twice as long.
+CFLAGS = ["-O3", "-fno-version-loops-for-strides", "-Wno-ignored-optimization-argument"]
+CFLAGS += ["-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # -O is for the launchers alone: device code is optimised fully in any case.
-CUDA_FLAGS = ["-O1", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
+# ptxas tells registers and spills of each kernel, which `loader.reload()` shows.
+CUDA_FLAGS = ["-O1", "-Xptxas", "-v", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
 
 
 @dataclass(frozen=True)
@@ -184,10 +188,19 @@ def _architectures(cache_dir: Path) -> str:
     named = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     if named and named != "native":
         return ";".join(sorted({a for a in re.split(r"[ ;,]+", named) if a}))
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
-        return ""
-    devices = sorted([*glob.glob("/dev/nvidia[0-9]*"), *glob.glob("/dev/dxg")])
+    devices = _gpu_devices()
     return _remembered_capabilities(devices, cache_dir / "gpus.json") if devices else ""
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU for this process, as far as can be told without waking CUDA."""
+    return bool(_gpu_devices())
+
+
+def _gpu_devices() -> list[str]:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
+        return []
+    return sorted([*glob.glob("/dev/nvidia[0-9]*"), *glob.glob("/dev/dxg")])
 
 
 def _remembered_capabilities(devices: list[str], file: Path) -> str:

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .explain import why_built
+from .explain import FOR_EDIT, why_built
 from .key import built_sources, key, manifest
 from .lock import FileLock
 from .store import DISK, Store, cannot_write
@@ -143,7 +143,7 @@ class Job:
         """
         for _ in range(5):
             inputs = self.inputs()
-            if self.store.verified(self.unit.name, key(inputs)):
+            if self.why != [FOR_EDIT] and self.store.verified(self.unit.name, key(inputs)):
                 return key(inputs)
             why = self.why or why_built(self.store, self.unit, inputs)
             library = self.compile()
@@ -170,7 +170,7 @@ class Job:
         mark.touch()
         (folder / "lock").unlink(missing_ok=True)  # torch's own, which a kill leaves behind
         sources = built_sources(unit, self.toolchain)
-        _drop_stale_objects(unit, sources, folder, self.toolchain)
+        drop_stale_objects(unit, sources, folder, self.toolchain)
         with_cuda = sources != unit.for_cpu().sources
         define = ["-DOCTET_CUDA"] if with_cuda else []
         log = folder / ".ninja_log"
@@ -269,7 +269,7 @@ def _plain_paths(*folders: Path) -> Iterator[tuple[Path, ...]]:
         shutil.rmtree(alias, ignore_errors=True)
 
 
-def _drop_stale_objects(
+def drop_stale_objects(
     unit: Unit, sources: tuple[str, ...], folder: Path, toolchain: Toolchain
 ) -> None:
     """Delete the objects whose sources differ in content from what they were made of.

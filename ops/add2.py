@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operator import batched, check_fake, check_tensors, differentiable, library
+from loader.jit.operator import batched, check_fake, check_tensors, differentiable, fake, library
 
 _forward = library("add2")
 
@@ -65,6 +65,6 @@ def _fake(a, b):
     return torch.empty_like(a)
 
 
-torch.library.register_fake(_forward.name(), _fake)
+fake(_forward, _fake)
 batched(_forward, flatten=False)
 _add2 = differentiable(_forward, _save, _gradient)

@@ -8,6 +8,7 @@ from loader.jit.operator import (
     check_fake,
     check_tensors,
     differentiable,
+    fake,
     library,
     registered,
 )
@@ -19,8 +20,8 @@ class Multilinear:
     def __init__(self, name: str, axes: tuple[int, ...]):
         self.name, self.axes, self.corners = name, axes, 2 ** len(axes)
         forward, backward = library(name), registered(name + "_backward")
-        torch.library.register_fake(forward.name(), self._fake)
-        torch.library.register_fake(backward.name(), self._fake_backward)
+        fake(forward, self._fake)
+        fake(backward, self._fake_backward)
         batched(forward, flatten=True)
         batched(backward, flatten=True)
         self._forward = differentiable(forward, self._setup, self._backward)

@@ -8,6 +8,7 @@ from loader.jit.operator import (
     check_fake,
     check_tensors,
     differentiable,
+    fake,
     library,
     registered,
 )
@@ -78,8 +79,8 @@ def _fake_backward(grad_out, x):
     return torch.empty_like(grad_out)
 
 
-torch.library.register_fake(_forward.name(), _fake)
-torch.library.register_fake(_backward.name(), _fake_backward)
+fake(_forward, _fake)
+fake(_backward, _fake_backward)
 batched(_forward, flatten=False)
 batched(_backward, flatten=False)
 _square = differentiable(_forward, _save, _gradient)

@@ -1,0 +1,440 @@
+"""Edits of operators in a living process: found, built, tried, put in place; or refused.
+
+    loader.reload()
+
+An edit goes through four steps, and whatever fails leaves the last good build at work: compile what
+changed (rebuild.py), try the library in another process against the reference (trial.py), put it in
+the place of the one in use (swap.py), and keep it in the store, where the next `import loader`
+finds it. `ops/X.py` is run again in its module, so that the functions that others hold change too.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+from . import toolchain
+from .build import cores
+from .errors import BuildError
+from .key import manifest
+from .rebuild import Rebuilt, Resources, rebuild
+from .report import Report
+from .session import SESSIONS, Session
+from .swap import Swap
+from .trial import Trials, Verdict, guard_library
+from .units import Sources, include_folders, listed
+
+TIME_LIMIT = 5.0  # seconds for a trial
+
+
+@dataclass
+class Version:
+    """One state of an operator in this process.
+
+    Attributes:
+        files: the text of every file of the unit, by path; `key` the digest of those compiled.
+        swap: the library in place; None for the one that was loaded first.
+    """
+
+    key: str
+    files: dict[str, bytes]
+    swap: Swap | None = None
+    resources: dict[str, Resources] = field(default_factory=dict)
+    microseconds: float | None = None
+
+
+@dataclass
+class Edit:
+    """What became of one edit of one operator.
+
+    Attributes:
+        outcome: `live`, `refused` (tried, and wrong), `failed` (did not build) or `reverted`.
+        files: those that changed.
+        text: the error, or what was wrong.
+        seconds: from when the edit was found until the new code was in place.
+    """
+
+    unit: str
+    files: list[str]
+    outcome: str = "live"
+    text: str = ""
+    seconds: float = 0.0
+    rebuilt: Rebuilt | None = None
+    verdict: Verdict | None = None
+    before: Version | None = None
+    when: float = field(default_factory=time.time)
+
+
+class Operator:
+    """One operator of a session, as far as edits go."""
+
+    def __init__(self, session: Session, name: str):
+        self.session, self.name = session, name
+        self.compiled = _made_of(session, name)
+        self.python: dict[str, tuple] = {}  # stamps
+        self.versions = [Version(session.keys.get(name, ""), {})]
+        self.refused: Rebuilt | None = None
+
+    def changed(self, sources: Sources) -> tuple[dict, list[str], list[str]]:
+        """The manifest as files are now; the files to compile that changed, and the Python ones."""
+        inputs = manifest(self.session.units[self.name], self.session.toolchain, sources)
+        if self.compiled is None:
+            self.compiled = inputs["files"]
+        differ = [p for p, digest in inputs["files"].items() if self.compiled.get(p) != digest]
+        for path, stamp in _imported(self.session, self.name).items():
+            self.python.setdefault(path, stamp)
+        now = _python_files(self.session, self.name)
+        return inputs, differ, [path for path in now if self.python[path] != now[path]]
+
+
+class Reloader:
+    """All operators of this process: what changed since they were loaded, and what they were."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self._operators: dict[tuple[int, str], Operator] = {}
+        self._seen: dict[str, tuple] = {}
+        self.history: list[Edit] = []
+
+    def stand_by(self) -> None:
+        """Get ready for edits: note what there is, and start the process that tries them."""
+        with self._lock:
+            self._look()
+            self._trials.start()
+
+    def is_unchanged(self) -> bool:
+        """Whether no source file was touched since they were last looked at; well below 1 ms."""
+        return bool(self._seen) and all(_stamp(path) == seen for path, seen in self._seen.items())
+
+    def reload(self, names: Iterable[str] = (), force: bool = False, limit: float = TIME_LIMIT):
+        """Take in the edits of the operators named, or of all; a Report of them."""
+        with self._lock:
+            begun = time.perf_counter()
+            work = self._look({*names})
+            if force:
+                edited = {id(operator) for operator, *_ in work}
+                for operator in self._operators.values():
+                    chosen = not names or operator.name in names
+                    if operator.refused and id(operator) not in edited and chosen:
+                        work.append((operator, [*operator.refused.compiled], []))
+            if not work:
+                return Report([])
+            jobs = max(1, -(-cores() // len(work)))
+
+            def take_in(task):
+                return self._take_in(*task, force, limit, jobs, begun)
+
+            if len(work) == 1:  # in this thread, where Ctrl-C ends it
+                edits = [take_in(work[0])]
+            else:
+                with ThreadPoolExecutor(len(work)) as pool:
+                    edits = [*pool.map(take_in, work)]
+            self.history += edits
+            return Report(edits)
+
+    def revert(self, name: str) -> Edit:
+        """Put the state of an operator before its last edit in place again."""
+        with self._lock:
+            operator = next((o for o in self._operators.values() if o.name == name), None)
+            if operator is None or len(operator.versions) == 1:
+                raise ValueError(f"revert: there is no edit of {name!r} in this process to go back")
+            begun = time.perf_counter()
+            newer, older = operator.versions.pop(), operator.versions[-1]
+            if older.swap is not newer.swap:
+                if older.swap:
+                    older.swap.commit()
+                newer.swap.withdraw()
+            session = operator.session
+            session.keys[name] = session.loaded[name] = older.key
+            texts = {p: t for p, t in older.files.items() if p.endswith(".py")}
+            changed = {p: t for p, t in texts.items() if newer.files.get(p) != t}
+            _run_again(session, name, changed)
+            differ = [p for p, t in older.files.items() if newer.files.get(p) != t]
+            edit = Edit(name, differ, "reverted", seconds=time.perf_counter() - begun)
+            self.history.append(edit)
+            return edit
+
+    def _look(self, names: set[str] = frozenset()) -> list[tuple[Operator, list[str], list[str]]]:
+        """What is to do, after a look at every file; those are what `is_unchanged` compares with.
+
+        The files are looked at before they are read: an edit in between is found the next time.
+        """
+        stamps, work = {}, []
+        for session in SESSIONS:
+            folders = [session.root / room for room in ("ops", "kernels")]
+            folders += [session.root / folder for folder in include_folders(session.root)]
+            for folder in folders:
+                stamps[str(folder)] = _stamp(str(folder))
+                for file in listed(folder):
+                    path = str(folder / file)
+                    stamps[path] = _stamp(path)
+        self._seen = stamps
+        for session in SESSIONS:
+            session.discover()
+            sources = Sources(session.root, session.toolchain.header_folders)
+            for name in [*session.units]:
+                if not (session.root / session.units[name].sources[0]).exists():
+                    continue
+                operator = self._operators.get((id(session), name))
+                if operator is None:
+                    operator = self._operators[id(session), name] = Operator(session, name)
+                inputs, differ, python = operator.changed(sources)
+                if not operator.versions[-1].files and not differ and not python:
+                    operator.versions[-1].files = _texts(session, name, inputs)
+                if (differ or python) and (not names or name in names):
+                    work.append((operator, differ, python))
+        return work
+
+    @cached_property
+    def _trials(self) -> Trials:
+        return Trials(guard_library(SESSIONS[0].caches[-1]))
+
+    def _take_in(
+        self,
+        operator: Operator,
+        differ: list[str],
+        python: list[str],
+        force: bool,
+        limit: float,
+        jobs: int,
+        begun: float,
+    ) -> Edit:
+        """Build, try and put in place one operator's edit."""
+        session, name = operator.session, operator.name
+        edit = Edit(name, [*differ, *python], before=operator.versions[-1])
+        gpu = toolchain.has_gpu() and bool(session.toolchain.architectures)
+        trial = self._trials.prepare(name, session.root, gpu)
+        rebuilt = None
+        try:
+            if session.is_foreign(name):
+                raise BuildError(
+                    f"{name} comes from a library that was loaded before loader; load that anew, "
+                    "in a new process",
+                    name,
+                )
+            operator.python |= _python_files(session, name)
+            if differ:
+                try:
+                    rebuilt = edit.rebuilt = rebuild(session, name, jobs)
+                finally:
+                    operator.compiled = _sources_now(session, name)
+                session.errors.pop(name, None)
+            self._decide(operator, edit, trial, gpu, limit, force)
+        except BuildError as error:
+            edit.outcome, edit.text = "failed", str(error)
+        finally:
+            trial.cancel()
+            if rebuilt:
+                rebuilt.finish()
+        edit.seconds = time.perf_counter() - begun
+        return edit
+
+    def _decide(self, operator: Operator, edit: Edit, trial, gpu: bool, limit: float, force: bool):
+        session, name, rebuilt = operator.session, operator.name, edit.rebuilt
+        library = rebuilt.library if rebuilt else _library_in_use(operator)
+        files = [*rebuilt.compiled] if rebuilt else []
+        only_cpu = files and all(file.endswith("_cpu.cpp") for file in files)
+        only_cuda = files and all(file.endswith(".cu") for file in files)
+        devices = ([] if only_cuda and gpu else ["cpu"]) + (
+            ["cuda"] if gpu and not only_cpu else []
+        )
+        edit.verdict = trial.run(library, devices, limit, timed="cuda" in devices)
+        if edit.verdict.outcome not in ("right", "untried") and not force:
+            edit.outcome, edit.text = "refused", edit.verdict.text
+            operator.refused = rebuilt
+            return
+        before = operator.versions[-1]
+        after = Version(
+            rebuilt.key if rebuilt else before.key,
+            {**before.files},
+            before.swap,
+            {**before.resources, **(rebuilt.resources if rebuilt else {})},
+            edit.verdict.microseconds or before.microseconds,
+        )
+        texts = _texts(session, name, rebuilt.inputs if rebuilt else None)
+        after.files |= {
+            path: text for path, text in texts.items() if before.files.get(path) != text
+        }
+        if rebuilt and name in session.loaded:
+            after.swap = Swap(name, rebuilt.swap_library())
+        changed = {p: after.files[p] for p in edit.files if p.endswith(".py") and p in after.files}
+        if changed:
+            _run_again(session, name, changed)
+        if after.swap is not before.swap:
+            after.swap.commit()
+            if before.swap:
+                before.swap.withdraw()
+        if rebuilt:
+            facts = {"why": [f"{p} edited" for p in edit.files], "root": str(session.root)}
+            facts["seconds"] = {"compile": rebuilt.seconds}
+            session.store.publish(rebuilt.library, rebuilt.inputs, **facts)
+            session.keys[name] = rebuilt.key
+            if name in session.loaded:
+                session.loaded[name] = rebuilt.key
+        operator.refused = None
+        operator.versions.append(after)
+
+
+_reloader = Reloader()
+
+
+def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT):
+    """Take in the edits of the operators named (of all, without a name), and go on working.
+
+    What changed is compiled and tried in another process against `X_reference`, on the arguments of
+    `samples(device)` in `ops/X.py`, and their gradients. If it compiles and is right, every holder
+    of the operator runs the new code from the next call on: functions, modules, `torch.compile`
+    graphs. GPU work under way ends with the old. Otherwise the old code stays.
+
+    Args:
+        names: operators, of `loader` or of a `loader.Library`.
+        force: put it in place although the trial failed, also what was refused before.
+        time_limit: seconds that the trial may take.
+
+    Returns: an object that prints as a table for each operator, here and in a notebook; `ok` says
+        whether all that changed is in use, `edits` holds them one by one.
+
+    Raises: ValueError for a name that is no operator.
+    """
+    known = {name for session in SESSIONS for name in session.units}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is no operator; there are {', '.join(sorted(known))}")
+    return _reloader.reload(names, force, time_limit)
+
+
+def take_in_edits(only_prepare: bool = False) -> Report | None:
+    """What is done before each cell: a report where there were edits, else None."""
+    if only_prepare:
+        _reloader.stand_by()
+    elif not _reloader.is_unchanged():
+        report = _reloader.reload()
+        return report if report.edits else None
+    return None
+
+
+def revert(name: str):
+    """Go back one edit of an operator: the code that was in use before it is in use again.
+
+    The files stay as they are, and the operator as it is now until they are edited again.
+
+    Returns: a report, as `loader.reload` does.
+
+    Raises: ValueError where this process has taken in no edit of it.
+    """
+    return Report([_reloader.revert(name)])
+
+
+def _stamp(path: str) -> tuple | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _made_of(session: Session, name: str) -> dict[str, str] | None:
+    """The digests of the files that the build in use was made of; None where nobody knows."""
+    recorded = session.store.manifest(name, session.loaded.get(name) or session.keys.get(name, ""))
+    return recorded["inputs"]["files"] if recorded else None
+
+
+def _sources_now(session: Session, name: str) -> dict[str, str]:
+    sources = Sources(session.root, session.toolchain.header_folders)
+    return manifest(session.units[name], session.toolchain, sources)["files"]
+
+
+def _library_in_use(operator: Operator) -> Path:
+    session, name = operator.session, operator.name
+    library = session.store.verified(name, session.loaded.get(name) or session.keys[name])
+    if library is None:
+        raise BuildError(f"{name}: the build that is in use is no longer in the cache", name)
+    return library
+
+
+def _texts(session: Session, name: str, inputs: dict | None) -> dict[str, bytes]:
+    """The content of a unit's files: those compiled, if `inputs` has them, and the Python ones."""
+    paths = [*(inputs["files"] if inputs else ()), *_python_files(session, name)]
+    return {path: (session.root / path).read_bytes() for path in paths}
+
+
+def _python_files(session: Session, name: str) -> dict[str, tuple]:
+    """`ops/X.py` and the modules beside it that it uses, with their stamps; none before its use."""
+    module = sys.modules.get(f"{session.package}.{name}")
+    files: dict[str, tuple] = {}
+    pending = [module] if module else []
+    while pending:
+        module = pending.pop(0)
+        path = os.path.relpath(module.__file__, session.root)
+        if path in files:
+            continue
+        files[path] = _stamp(module.__file__)
+        pending += _used(session, module)
+    return files
+
+
+def _used(session: Session, module: ModuleType) -> list[ModuleType]:
+    """The modules of the session's package whose things a module has."""
+    names = set()
+    for value in vars(module).values():
+        of = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        names.update(found for found in (of, type(value).__module__) if isinstance(found, str))
+    prefix = f"{session.package}."
+    return [
+        sys.modules[found]
+        for found in sorted(names)
+        if found.startswith(prefix) and found in sys.modules and found != module.__name__
+    ]
+
+
+def _imported(session: Session, name: str) -> dict[str, tuple]:
+    """The stamps that an operator's Python files had when they were imported, as far as known."""
+    since = session.imported.get(name, float("inf"))
+    now = _python_files(session, name)
+    return {path: stamp if stamp and stamp[0] / 1e9 < since else () for path, stamp in now.items()}
+
+
+def _run_again(session: Session, name: str, texts: dict[str, bytes]) -> None:
+    """Run changed Python files again in their modules, the ones that others use first.
+
+    Functions that somebody holds get the code of those that replaced them. A file that raises
+    leaves its module as it was.
+    """
+    if not texts:
+        return
+    for path in reversed([*_python_files(session, name)]):
+        if path not in texts and Path(path).stem != name:
+            continue
+        module = sys.modules[f"{session.package}.{Path(path).stem}"]
+        text = texts.get(path) or (session.root / path).read_bytes()
+        before = {**vars(module)}
+        try:
+            exec(compile(text, module.__file__, "exec"), vars(module))
+        except Exception as error:
+            vars(module).clear()
+            vars(module).update(before)
+            raise BuildError(f"{name}: {path}: {type(error).__name__}: {error}", name) from error
+        for key, old in before.items():
+            new = vars(module).get(key)
+            if _is_own(old, module) and _is_own(new, module) and old is not new:
+                old.__code__, old.__defaults__ = new.__code__, new.__defaults__
+                old.__kwdefaults__, old.__doc__ = new.__kwdefaults__, new.__doc__
+                old.__dict__.update(new.__dict__)
+                vars(module)[key] = old
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()  # graphs have the old formulas in them
+
+
+def _is_own(value, module: ModuleType) -> bool:
+    """Whether this is a plain function that a module defines."""
+    return (
+        isinstance(value, FunctionType)
+        and value.__module__ == module.__name__
+        and not value.__closure__
+    )
