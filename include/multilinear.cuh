@@ -308,25 +308,33 @@ inline bool one_run(const MultilinearParams& p, int corners) {
                         p.feats_stride[0] == corners * p.F);
 }
 
-/// Forward where `out` is set, else backward.
+template <typename Cell, typename T>
+inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stream) {
+    constexpr int V = 16 / sizeof(T), K = 1 << Cell::D;
+    if constexpr (sizeof(T) < 8) {
+        if (one_run(p, K)) {
+            if (p.F == 8) return launch_narrow<Cell, T, 8>(p, stream);
+            if (p.F == 4) return launch_narrow<Cell, T, 4>(p, stream);
+            if (p.F == 2) return launch_narrow<Cell, T, 2>(p, stream);
+            if constexpr (K * sizeof(T) >= 16)
+                if (p.F == 1) return launch_narrow<Cell, T, 1>(p, stream);
+        }
+    }
+    return fits<T>(p, V) ? launch_wide<Cell, T, V>(p, stream) : launch_wide<Cell, T, 1>(p, stream);
+}
+
+/// Forward where `out` is set, else backward. Two files may each compile kernels for some element
+/// types, so that nvcc works on them side by side: those of 32 and 64 bits, and those of 16.
 template <typename Cell>
 inline const char* multilinear_cuda(const MultilinearParams& p, void* stream) {
     const auto queue = static_cast<cudaStream_t>(stream);
-    const char* error = nullptr;
-    dispatch(p.dtype, [&](auto element) {
-        using T = decltype(element);
-        constexpr int V = 16 / sizeof(T), K = 1 << Cell::D;
-        if constexpr (sizeof(T) < 8) {
-            if (one_run(p, K)) {
-                if (p.F == 8) return void(error = launch_narrow<Cell, T, 8>(p, queue));
-                if (p.F == 4) return void(error = launch_narrow<Cell, T, 4>(p, queue));
-                if (p.F == 2) return void(error = launch_narrow<Cell, T, 2>(p, queue));
-                if constexpr (K * sizeof(T) >= 16)
-                    if (p.F == 1) return void(error = launch_narrow<Cell, T, 1>(p, queue));
-            }
-        }
-        error =
-            fits<T>(p, V) ? launch_wide<Cell, T, V>(p, queue) : launch_wide<Cell, T, 1>(p, queue);
-    });
-    return error;
+    return p.dtype == DType::kDouble ? launch_elements<Cell, double>(p, queue)
+                                     : launch_elements<Cell, float>(p, queue);
 }
+template <typename Cell>
+inline const char* multilinear_16bit_cuda(const MultilinearParams& p, void* stream) {
+    const auto queue = static_cast<cudaStream_t>(stream);
+    return p.dtype == DType::kHalf ? launch_elements<Cell, Half>(p, queue)
+                                   : launch_elements<Cell, BFloat16>(p, queue);
+}
+inline bool is_16bit(DType dtype) { return dtype == DType::kHalf || dtype == DType::kBFloat16; }

@@ -11,6 +11,9 @@ struct TrilinearCell {
 
 /// Forward where p->out is set, else backward. Null, or the error's text.
 OCTET_KERNEL const char* trilinear_interpolation_cuda(const MultilinearParams* p, void* stream);
+/// Its part for float16 and bfloat16.
+OCTET_KERNEL const char* trilinear_interpolation_16bit_cuda(const MultilinearParams* p,
+                                                            void* stream);
 /// Points [begin, end).
 OCTET_KERNEL void trilinear_interpolation_cpu(const MultilinearParams* p, int64_t begin,
                                               int64_t end);

@@ -12,11 +12,14 @@ HOME = Path(__file__).parent.parent  # loader's own folder, whose headers serve 
 
 @dataclass(frozen=True)
 class Unit:
-    """What is compiled of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`."""
+    """What is compiled of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`.
+
+    Of a CUDA part that takes long, `kernels/X.<anything>.cu` is compiled beside it.
+    """
 
     name: str
     root: Path
-    sources: tuple[str, ...]  # relative to root; the .cu last
+    sources: tuple[str, ...]  # relative to root; the .cu files last
 
     def for_cpu(self) -> "Unit":
         """The same operator without its CUDA part."""
@@ -25,12 +28,14 @@ class Unit:
 
 def discover(root: Path) -> dict[str, Unit]:
     """All operators below `root`, by name in alphabetical order."""
-    kernels = set(listed(root / "kernels"))
+    kernels = listed(root / "kernels")
     units = {}
     for file in sorted(os.listdir(root / "ops")):
         if file.endswith(".cpp"):
             name = file[: -len(".cpp")]
-            rest = [f"kernels/{f}" for f in (f"{name}_cpu.cpp", f"{name}.cu") if f in kernels]
+            rest = [f for f in (f"{name}_cpu.cpp", f"{name}.cu") if f in kernels]
+            rest += [f for f in kernels if f.startswith(f"{name}.") and f.count(".") == 2]
+            rest = [f"kernels/{f}" for f in rest if f.endswith((".cpp", ".cu"))]
             units[name] = Unit(name, root, (f"ops/{file}", *rest))
     return units
 

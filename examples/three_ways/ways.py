@@ -54,6 +54,7 @@ def sources(cuda: bool) -> list[Path]:
         for stem in (f"{name}_cpu", name):
             files = (ROOT / "kernels" / f"{stem}.{kind}" for kind in kinds)
             found += [file for file in files if file.exists()]
+        found += sorted((ROOT / "kernels").glob(f"{name}.*.cu")) if cuda else []
     return found
 
 
