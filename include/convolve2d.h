@@ -1,0 +1,157 @@
+// Two-dimensional convolution of images, forward and both gradients: what CPU and CUDA share.
+//   out[n, y, x] = sum over i, j of kernel[g, i, j] * in[n, y + shift0 - i, x + shift1 - j]
+// with `in` extended beyond its borders, and image n using kernel g = n / (N / G). It is bilinear:
+// the gradient to the image is the same sum with the kernel turned by half a turn, the gradient to
+// the kernel a correlation of two images, and derivatives of these are the three again.
+#pragma once
+#include "common.h"
+
+/// How an image goes on beyond its border: 0 | d c b a | a b c d | d c b a | or a a a | a b c d | d
+/// d.
+enum class Boundary : int32_t { kZero, kReflect, kNearest };
+
+struct Convolve2dParams {
+    const void* in;        // (N, H, W): the image; grad_out where grad_image is computed
+    const void* kernel;    // (G, kh, kw)
+    const void* grad_out;  // (N, OH, OW), where the gradient to the kernel is computed
+    void* out;             // (N, OH, OW), neighbouring columns; or grad_kernel (G, kh, kw)
+    void* partial;  // (G, splits, kh, kw) sums of parts of a group's images, accumulating type
+    int64_t N, H, W, OH, OW, G, kh, kw, splits;
+    int64_t in_stride[3], kernel_stride[3], grad_out_stride[3], out_stride[2];  // in elements
+    int64_t shift[2];
+    int64_t before[2], after[2];  // fold only: rows and columns by which `out` was extended
+    Boundary boundary;            // of `in`; in the fold, of `out`
+    bool turned;                  // kernel[kh - 1 - i, kw - 1 - j] stands for kernel[i, j]
+    DType dtype, kernel_dtype;    // of in, grad_out and out; of kernel and grad_kernel
+};
+
+/// out = the sum above. CPU: rows [begin, end) of the N * OH.
+OCTET_KERNEL const char* convolve2d_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL void convolve2d_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
+/// Those pixels of a gradient to the image that the extension repeats: each sums over its copies.
+/// CPU: pixels [begin, end) of border_pixels().
+OCTET_KERNEL const char* convolve2d_fold_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL void convolve2d_fold_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
+/// `partial` of the gradient to the kernel. CPU: parts [begin, end) of the G * splits.
+OCTET_KERNEL const char* convolve2d_parts_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL void convolve2d_parts_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
+/// grad_kernel from `partial`. CPU: taps [begin, end) of the G * kh * kw.
+OCTET_KERNEL const char* convolve2d_sum_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL void convolve2d_sum_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
+
+constexpr int kTileRows = 32, kTileColumns = 64;  // of output, to a CUDA block at a time
+constexpr int kChunk = 16;                        // taps along an axis that are held at a time
+
+/// Into how many parts the CUDA kernels cut a group's tiles for the gradient to the kernel: about
+/// 1024 blocks in all. A constant and not the GPU's size, so that the result does not depend on it.
+inline int64_t convolve2d_splits(const Convolve2dParams& p) {
+    const int64_t tiles = p.N / p.G * ceil_div(p.OH, kTileRows) * ceil_div(p.OW, kTileColumns);
+    const int64_t most = 1024 / (p.G * ceil_div(p.kh, kChunk) * ceil_div(p.kw, kChunk));
+    const int64_t splits = tiles < most ? tiles : most;
+    return splits > 1 ? splits : 1;
+}
+
+/// Which of an axis' n elements continues it at position i; -1 where it is zero there.
+HD inline int64_t extended(int64_t i, int64_t n, Boundary boundary) {
+    if (i >= 0 && i < n) return i;
+    if (boundary == Boundary::kZero) return -1;
+    if (boundary == Boundary::kNearest) return i < 0 ? 0 : n - 1;
+    if (i < 0) i = -1 - i;
+    if (i >= 2 * n) i %= 2 * n;
+    return i < n ? i : 2 * n - 1 - i;
+}
+
+/// Element i of a buffer whose type is known at run time only, as A.
+template <typename A>
+HD inline A load_as(DType dtype, const void* data, int64_t i) {
+    switch (dtype) {
+        case DType::kFloat: return A(static_cast<const float*>(data)[i]);
+        case DType::kDouble: return A(static_cast<const double*>(data)[i]);
+        case DType::kHalf: return A(load(static_cast<const Half*>(data)[i]));
+        default: return A(load(static_cast<const BFloat16*>(data)[i]));
+    }
+}
+
+/// The tap at row i and column j in the order of correlation: the one that multiplies
+/// in[y + shift0 - (kh - 1) + i, x + shift1 - (kw - 1) + j].
+template <typename A>
+HD inline A tap_at(const Convolve2dParams& p, int64_t g, int64_t i, int64_t j) {
+    if (!p.turned) i = p.kh - 1 - i, j = p.kw - 1 - j;
+    const int64_t at = g * p.kernel_stride[0] + i * p.kernel_stride[1] + j * p.kernel_stride[2];
+    return load_as<A>(p.kernel_dtype, p.kernel, at);
+}
+
+HD inline void store_tap(const Convolve2dParams& p, int64_t i, double x) {
+    switch (p.kernel_dtype) {
+        case DType::kFloat: static_cast<float*>(p.out)[i] = float(x); return;
+        case DType::kDouble: static_cast<double*>(p.out)[i] = x; return;
+        case DType::kHalf: static_cast<Half*>(p.out)[i] = store<Half>(float(x)); return;
+        default: static_cast<BFloat16*>(p.out)[i] = store<BFloat16>(float(x)); return;
+    }
+}
+
+/// How many elements at an axis' begin and end the extension repeats; together at most n.
+struct Edge {
+    int64_t first, last;
+
+    HD Edge(const Convolve2dParams& p, int axis) {
+        const int64_t n = axis ? p.OW : p.OH;
+        const bool reflect = p.boundary == Boundary::kReflect;
+        first = reflect ? p.before[axis] : p.before[axis] > 0;
+        last = reflect ? p.after[axis] : p.after[axis] > 0;
+        first = first < n ? first : n;
+        last = last < n - first ? last : n - first;
+    }
+};
+
+/// Pixels of one image with a repeated row or column.
+HD inline int64_t border_pixels(const Convolve2dParams& p) {
+    const Edge y(p, 0), x(p, 1);
+    return p.OH * p.OW - (p.OH - y.first - y.last) * (p.OW - x.first - x.last);
+}
+
+/// The `index`-th of these.
+HD inline void border_pixel(const Convolve2dParams& p, int64_t index, int64_t* at) {
+    const Edge y(p, 0), x(p, 1);
+    const int64_t rows = y.first + y.last, columns = x.first + x.last;
+    if (index < rows * p.OW) {
+        const int64_t row = index / p.OW;
+        at[0] = row < y.first ? row : p.OH - rows + row;
+        at[1] = index % p.OW;
+    } else {
+        index -= rows * p.OW;
+        const int64_t column = index % columns;
+        at[0] = y.first + index / columns;
+        at[1] = column < x.first ? column : p.OW - columns + column;
+    }
+}
+
+/// Where along an axis the extension has element `q`: at(k) for k in [begin, end), but for those
+/// outside of [-before, n + after).
+struct Copies {
+    int64_t begin, end, q, n, before, after;
+    bool reflect;
+
+    HD Copies(const Convolve2dParams& p, int axis, int64_t element)
+        : q(element), n(axis ? p.OW : p.OH), before(p.before[axis]), after(p.after[axis]) {
+        reflect = p.boundary == Boundary::kReflect;
+        if (reflect) {  // k counts mirror images of the axis
+            begin = -((before + n - 1) / n);
+            end = (after + n - 1) / n + 1;
+        } else {
+            begin = q == 0 ? -before : 0;
+            end = (q == n - 1 ? after : 0) + 1;
+        }
+    }
+    HD int64_t at(int64_t k) const { return !reflect ? q + k : k * n + (k & 1 ? n - 1 - q : q); }
+    HD bool has(int64_t i) const { return i >= -before && i < n + after; }
+};
+
+/// Taps [begin, end) in the order of correlation that meet an axis of n elements from position
+/// `from` on.
+struct Overlap {
+    int64_t begin, end;
+
+    HD Overlap(int64_t from, int64_t taps, int64_t n)
+        : begin(from < 0 ? -from : 0), end(taps < n - from ? taps : n - from) {}
+};

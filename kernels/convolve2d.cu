@@ -1,0 +1,565 @@
+// Two-dimensional convolution on the GPU; the sums are written out in convolve2d.h.
+//
+// Bytes per pixel (float32): forward and gradient to the image read 4 and write 4, the gradient to
+// the kernel reads 8. Flops: 2 kh kw. An H200 moves 4.28 TB/s and computes 60 Tflop/s, 14 flops to
+// the byte or 56 multiply-adds to a float32 pixel: traffic decides up to 7 x 7 taps, arithmetic
+// beyond. 2048 x 2048 moves 34 MB, 8 us; 8192 x 8192 takes 125 us.
+//
+// A block computes tiles of 32 x 64 outputs from an input tile in shared memory, in the
+// accumulating type and extended beyond the image's borders, so that element types, strides and
+// borders concern only the loop that fills it. A thread has 4 x 4 outputs: a value read from shared
+// memory serves up to 4 taps, and one 16-byte read brings four values. Where 3, 5, 7 or 9 taps
+// square are known to the compiler all loops unroll and the taps stay in registers; tiles then
+// start on 16-byte words of the input. For any other kernel 16 x 16 taps at a time pass through
+// shared memory.
+//
+// No atomics. The gradient to the kernel is summed over a fixed partition of the tiles (`partial`)
+// and then over the parts, so each run gives the same bits. A product that does not belong to the
+// sum is left out and not multiplied by 0: a NaN spreads only as far as the kernel reaches.
+#include "convolve2d.h"
+#include "vector.cuh"
+
+constexpr int kThreads = 128;
+constexpr int kRows = 4, kQuad = 4;  // outputs of a thread: rows and columns
+constexpr int kThreadColumns = kTileColumns / kQuad;
+static_assert(kThreads == kThreadColumns * kTileRows / kRows, "a tile to a block");
+
+/// Four neighbouring values in shared memory.
+template <typename A>
+struct alignas(16) Quad {
+    A at[kQuad];
+};
+template <typename A>
+__device__ inline Quad<A>& quad(A* at) {
+    return *reinterpret_cast<Quad<A>*>(at);
+}
+
+/// Calls `body` with a value of each storage type that is accumulated in A: the one that `dtype`
+/// is.
+template <typename A, typename Body>
+__device__ inline void by_storage(DType dtype, const Body& body) {
+    if constexpr (sizeof(A) == 8) {
+        body(double{});
+    } else {
+        if (dtype == DType::kFloat)
+            body(float{});
+        else if (dtype == DType::kHalf)
+            body(Half{});
+        else
+            body(BFloat16{});
+    }
+}
+
+/// Copies `rows` x `columns` elements from (y, x) of an image of H x W into a tile.
+template <typename T, int kPitch>
+__device__ inline void fill(Acc<T>* tile, const T* in, const int64_t* stride, int64_t H, int64_t W,
+                            Boundary boundary, int64_t y, int64_t x, int rows, int columns) {
+    for (int row = threadIdx.x / 16; row < rows; row += kThreads / 16) {
+        const int64_t from = extended(y + row, H, boundary);
+        const T* line = in + from * stride[1];
+#pragma unroll 5
+        for (int column = threadIdx.x % 16; column < columns; column += 16) {
+            const int64_t at = extended(x + column, W, boundary);
+            tile[row * kPitch + column] =
+                from < 0 || at < 0 ? Acc<T>(0) : load(line[at * stride[2]]);
+        }
+    }
+}
+
+/// The same where the tile lies within the image and on 16-byte words: all loads of a thread are
+/// under way before the first is needed. False, and nothing done, where it does not.
+template <typename T, int kPitch, int kTile>
+__device__ inline bool fill_whole(float* tile, const T* in, const int64_t* stride, int64_t H,
+                                  int64_t W, int64_t y, int64_t x) {
+    constexpr int kQuads = kPitch / kQuad, kAll = kTile * kQuads;
+    constexpr int kEach = (kAll + kThreads - 1) / kThreads;
+    const T* first = in + y * stride[1] + x;
+    const auto address = reinterpret_cast<uintptr_t>(first) | uintptr_t(stride[1]) * sizeof(T);
+    if (stride[2] != 1 || y < 0 || x < 0 || y + kTile > H || x + kPitch > W ||
+        address % (kQuad * sizeof(T)) != 0)
+        return false;
+    Vector<T, kQuad> moved[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+        const int i = j * kThreads + threadIdx.x;
+        if (i < kAll)
+            moved[j] = load_vector<T, kQuad>(first + i / kQuads * stride[1] + i % kQuads * kQuad);
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+        const int i = j * kThreads + threadIdx.x;
+        Quad<float> values;
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) values.at[k] = load(moved[j].at[k]);
+        if (i < kAll) quad(tile + i * kQuad) = values;
+    }
+    return true;
+}
+
+/// A thread's sums to outputs (y, x) ... (y + 3, x + 3) of image n; those outside are left out.
+template <typename T>
+__device__ inline void store_outputs(const Convolve2dParams& p, int64_t n, int64_t y, int64_t x,
+                                     const Acc<T> (&sum)[kRows][kQuad]) {
+    T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + y * p.out_stride[1] + x;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r, out += p.out_stride[1]) {
+        if (y + r >= p.OH) return;
+        if constexpr (sizeof(T) < 8) {
+            if (x >= 0 && x + kQuad <= p.OW &&
+                reinterpret_cast<uintptr_t>(out) % (kQuad * sizeof(T)) == 0) {
+                Vector<T, kQuad> values;
+#pragma unroll
+                for (int q = 0; q < kQuad; ++q) values.at[q] = store<T>(sum[r][q]);
+                store_vector(out, values);
+                continue;
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < kQuad; ++q)
+            if (x + q >= 0 && x + q < p.OW) out[q] = store<T>(sum[r][q]);
+    }
+}
+
+/// Where a tile lies. `x` counts from `p.shift[1] - K / 2` rounded down to whole words of the
+/// input.
+struct Place {
+    int64_t n, y, x;
+
+    __device__ Place(unsigned tile, unsigned across, unsigned down)
+        : n(tile / across / down),
+          y(int64_t(tile / across % down) * kTileRows),
+          x(int64_t(tile % across) * kTileColumns) {}
+};
+
+/// A known kernel size: the input tile spans [x - 4, x + 68) around its outputs' centres.
+template <int K>
+struct Fixed {
+    static constexpr int kHalf = K / 2, kTile = kTileRows + K - 1, kPitch = kTileColumns + 8;
+    static_assert(K % 2 == 1 && kHalf <= 4, "the halo is one word of 4 values on each side");
+
+    /// What the first tile holds in front of the first output.
+    HD static int lead(const Convolve2dParams& p) { return int((p.shift[1] - kHalf) & 3); }
+
+    /// Fills the tile of the outputs from (y, x) on, x relative to the lead.
+    template <typename T>
+    __device__ static void fetch(float* tile, const Convolve2dParams& p, const Place& at) {
+        const T* in = static_cast<const T*>(p.in) + at.n * p.in_stride[0];
+        const int64_t y = at.y + p.shift[0] - (K - 1);
+        const int64_t x = at.x - lead(p) + p.shift[1] - kHalf - 4;
+        if (!fill_whole<T, kPitch, kTile>(tile, in, p.in_stride, p.H, p.W, y, x))
+            fill<T, kPitch>(tile, in, p.in_stride, p.H, p.W, p.boundary, y, x, kTile, kPitch);
+    }
+    /// The 12 values of row `row` around a thread's columns; column q's first tap meets value
+    /// q + 4 - kHalf.
+    __device__ static void window(const float* tile, int row, int column, float (&values)[12]) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            const auto part = quad(const_cast<float*>(tile) + row * kPitch + column + kQuad * i);
+#pragma unroll
+            for (int k = 0; k < kQuad; ++k) values[kQuad * i + k] = part.at[k];
+        }
+    }
+};
+
+/// Forward, and the gradient to the image, for K x K taps and 16- and 32-bit elements.
+template <int K>
+__global__ void __launch_bounds__(kThreads, 4)
+    fixed_kernel(Convolve2dParams p, unsigned across, unsigned down) {
+    using F = Fixed<K>;
+    __shared__ alignas(16) float tile[F::kTile * F::kPitch];
+    __shared__ float taps[K * K];
+    const Place at(blockIdx.x, across, down);
+    if (threadIdx.x < K * K)
+        taps[threadIdx.x] = tap_at<float>(p, at.n / (p.N / p.G), threadIdx.x / K, threadIdx.x % K);
+    by_storage<float>(p.dtype,
+                      [&](auto element) { F::template fetch<decltype(element)>(tile, p, at); });
+    __syncthreads();
+    const int column = threadIdx.x % kThreadColumns * kQuad;
+    const int row = threadIdx.x / kThreadColumns * kRows;
+    float tap[K * K], sum[kRows][kQuad] = {};
+#pragma unroll
+    for (int i = 0; i < K * K; ++i) tap[i] = taps[i];
+#pragma unroll
+    for (int t = 0; t < kRows + K - 1; ++t) {
+        float in[12];
+        F::window(tile, row + t, column, in);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            if (t < r || t - r >= K) continue;
+#pragma unroll
+            for (int j = 0; j < K; ++j)
+#pragma unroll
+                for (int q = 0; q < kQuad; ++q)
+                    sum[r][q] += tap[(t - r) * K + j] * in[q + 4 - F::kHalf + j];
+        }
+    }
+    by_storage<float>(p.dtype, [&](auto element) {
+        store_outputs<decltype(element)>(p, at.n, at.y + row, at.x - F::lead(p) + column, sum);
+    });
+}
+
+constexpr int kPitch = kTileColumns + kChunk, kTile = kTileRows + kChunk - 1;
+
+/// The same for any kernel, kChunk x kChunk taps at a time.
+template <typename A>
+__global__ void __launch_bounds__(kThreads)
+    any_kernel(Convolve2dParams p, unsigned across, unsigned down) {
+    __shared__ alignas(16) A tile[kTile * kPitch];
+    __shared__ alignas(16) A taps[kChunk * kChunk];
+    const Place at(blockIdx.x, across, down);
+    const int column = threadIdx.x % kThreadColumns * kQuad;
+    const int row = threadIdx.x / kThreadColumns * kRows;
+    A sum[kRows][kQuad] = {};
+    for (int64_t i0 = 0; i0 < p.kh; i0 += kChunk) {
+        for (int64_t j0 = 0; j0 < p.kw; j0 += kChunk) {
+            const int ni = p.kh - i0 < kChunk ? int(p.kh - i0) : kChunk;
+            const int nj = p.kw - j0 < kChunk ? int(p.kw - j0) : kChunk;
+            __syncthreads();
+            for (int i = threadIdx.x; i < ni * kChunk; i += kThreads)
+                if (i % kChunk < nj)
+                    taps[i] = tap_at<A>(p, at.n / (p.N / p.G), i0 + i / kChunk, j0 + i % kChunk);
+            by_storage<A>(p.dtype, [&](auto element) {
+                using T = decltype(element);
+                fill<T, kPitch>(
+                    tile, static_cast<const T*>(p.in) + at.n * p.in_stride[0], p.in_stride, p.H,
+                    p.W, p.boundary, at.y + p.shift[0] - (p.kh - 1) + i0,
+                    at.x + p.shift[1] - (p.kw - 1) + j0, kTileRows + ni - 1, kTileColumns + nj - 1);
+            });
+            __syncthreads();
+            // A row of input meets up to kRows rows of taps, one for each row of output.
+#pragma unroll 1
+            for (int t = 0; t < kRows + ni - 1; ++t) {
+                A* line = tile + (row + t) * kPitch + column;
+                Quad<A> left = quad(line);
+#pragma unroll 1
+                for (int j = 0; j < nj; j += kQuad) {
+                    const Quad<A> right = quad(line + j + kQuad);
+#pragma unroll
+                    for (int r = 0; r < kRows; ++r) {
+                        if (t < r || t - r >= ni) continue;
+                        const Quad<A> tap = quad(taps + (t - r) * kChunk + j);
+#pragma unroll
+                        for (int k = 0; k < kQuad; ++k) {
+                            if (j + k >= nj) break;
+#pragma unroll
+                            for (int q = 0; q < kQuad; ++q)
+                                sum[r][q] +=
+                                    tap.at[k] * (q + k < kQuad ? left.at[(q + k) % kQuad]
+                                                               : right.at[(q + k) % kQuad]);
+                        }
+                    }
+                    left = right;
+                }
+            }
+        }
+    }
+    by_storage<A>(p.dtype, [&](auto element) {
+        store_outputs<decltype(element)>(p, at.n, at.y + row, at.x + column, sum);
+    });
+}
+
+template <typename A>
+__device__ inline A sum_over_warp(A x) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+    return x;
+}
+
+/// A warp to each pixel of a gradient to the image that the extension repeats.
+template <typename A>
+__global__ void __launch_bounds__(kThreads) fold_kernel(Convolve2dParams p, int64_t each) {
+    const int64_t index = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+    const int64_t n = index / each, g = n / (p.N / p.G);
+    if (n >= p.N) return;
+    int64_t at[2];
+    border_pixel(p, index % each, at);
+    const Copies ys(p, 0, at[0]), xs(p, 1, at[1]);
+    by_storage<A>(p.dtype, [&](auto element) {
+        using T = decltype(element);
+        const T* in = static_cast<const T*>(p.in) + n * p.in_stride[0];
+        A sum = 0;
+        for (int64_t k = ys.begin; k < ys.end; ++k) {
+            if (!ys.has(ys.at(k))) continue;
+            const int64_t y = ys.at(k) + p.shift[0] - (p.kh - 1);
+            const Overlap rows(y, p.kh, p.H);
+            for (int64_t l = xs.begin; l < xs.end; ++l) {
+                if (!xs.has(xs.at(l))) continue;
+                const int64_t x = xs.at(l) + p.shift[1] - (p.kw - 1);
+                const Overlap columns(x, p.kw, p.W);
+                const int64_t width = columns.end - columns.begin;
+                if (width <= 0) continue;
+                // The threads of a warp take neighbouring taps, row after row.
+                const int lane = threadIdx.x % 32, w = width < 64 ? int(width) : 64;
+                int64_t i = rows.begin + lane / w, j = columns.begin + lane % w;
+                while (i < rows.end) {
+                    sum += tap_at<A>(p, g, i, j) *
+                           load(in[(y + i) * p.in_stride[1] + (x + j) * p.in_stride[2]]);
+                    i += 32 / w, j += 32 % w;
+                    if (j >= columns.end) j -= width, ++i;
+                }
+            }
+        }
+        sum = sum_over_warp(sum);
+        T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + at[0] * p.out_stride[1];
+        if (threadIdx.x % 32 == 0) out[at[1]] = store<T>(sum);
+    });
+}
+
+/// A part of the gradient to K x K taps: each thread has all K * K sums over its outputs.
+template <int K>
+__global__ void __launch_bounds__(kThreads, 4)
+    fixed_parts(Convolve2dParams p, unsigned across, unsigned down, unsigned tiles) {
+    using F = Fixed<K>;
+    constexpr int kWarps = kThreads / 32;
+    __shared__ alignas(16) float tile[F::kTile * F::kPitch];
+    __shared__ float warp_sums[kWarps][K * K];
+    const unsigned splits = unsigned(p.splits), split = blockIdx.x % splits;
+    const int64_t g = blockIdx.x / splits, first = g * (p.N / p.G);
+    const int column = threadIdx.x % kThreadColumns * kQuad;
+    const int row = threadIdx.x / kThreadColumns * kRows;
+    float sum[K * K] = {};
+    for (unsigned index = split; index < tiles; index += splits) {
+        Place at(index, across, down);
+        at.n += first;
+        const int64_t y = at.y + row, x = at.x - F::lead(p) + column;
+        const int64_t from =
+            at.n * p.grad_out_stride[0] + y * p.grad_out_stride[1] + x * p.grad_out_stride[2];
+        const bool whole = x >= 0 && x + kQuad <= p.OW && y + kRows <= p.OH;
+        float grad[kRows][kQuad];
+        by_storage<float>(p.dtype, [&](auto element) {
+            using T = decltype(element);
+            if (whole) {
+                const T* line = static_cast<const T*>(p.grad_out) + from;
+                const auto address =
+                    reinterpret_cast<uintptr_t>(line) | uintptr_t(p.grad_out_stride[1]) * sizeof(T);
+                const bool words = p.grad_out_stride[2] == 1 && address % (kQuad * sizeof(T)) == 0;
+#pragma unroll
+                for (int r = 0; r < kRows; ++r, line += p.grad_out_stride[1]) {
+                    Vector<T, kQuad> part;
+                    if (words) {
+                        part = load_vector<T, kQuad>(line);
+                    } else {
+#pragma unroll
+                        for (int q = 0; q < kQuad; ++q) part.at[q] = line[q * p.grad_out_stride[2]];
+                    }
+#pragma unroll
+                    for (int q = 0; q < kQuad; ++q) grad[r][q] = load(part.at[q]);
+                }
+            }
+            __syncthreads();  // the tile before has been used
+            F::template fetch<T>(tile, p, at);
+        });
+        __syncthreads();
+        if (whole) {
+#pragma unroll
+            for (int t = 0; t < kRows + K - 1; ++t) {
+                float in[12];
+                F::window(tile, row + t, column, in);
+#pragma unroll
+                for (int r = 0; r < kRows; ++r) {
+                    if (t < r || t - r >= K) continue;
+#pragma unroll
+                    for (int j = 0; j < K; ++j)
+#pragma unroll
+                        for (int q = 0; q < kQuad; ++q)
+                            sum[(t - r) * K + j] += grad[r][q] * in[q + 4 - F::kHalf + j];
+                }
+            }
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < kRows * kQuad; ++i) {
+                const int r = i / kQuad, q = i % kQuad;
+                if (y + r >= p.OH || x + q < 0 || x + q >= p.OW) continue;
+                const float value =
+                    load_as<float>(p.dtype, p.grad_out,
+                                   from + r * p.grad_out_stride[1] + q * p.grad_out_stride[2]);
+                const float* in = tile + (row + r) * F::kPitch + column + q + 4 - F::kHalf;
+#pragma unroll
+                for (int k = 0; k < K * K; ++k) sum[k] += value * in[k / K * F::kPitch + k % K];
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < K * K; ++k) {
+        const float all = sum_over_warp(sum[k]);
+        if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32][k] = all;
+    }
+    __syncthreads();
+    if (threadIdx.x >= K * K) return;
+    float all = 0;
+    for (int w = 0; w < kWarps; ++w) all += warp_sums[w][threadIdx.x];
+    // From the order of correlation to that of the kernel, which is the reverse.
+    float* partial = static_cast<float*>(p.partial) + int64_t(blockIdx.x) * (K * K);
+    partial[K * K - 1 - threadIdx.x] = all;
+}
+
+/// The same for any kernel, kChunk x kChunk taps to a block. A thread has four neighbouring taps,
+/// and of the tile's rows every so many pieces of kPiece columns.
+template <typename A>
+__global__ void __launch_bounds__(kThreads)
+    any_parts(Convolve2dParams p, unsigned across, unsigned down, unsigned tiles) {
+    constexpr int kPiece = 16, kPieces = kTileColumns / kPiece;
+    __shared__ alignas(16) A tile[kTile * kPitch];
+    __shared__ alignas(16) A grad[kTileRows * kTileColumns];
+    const unsigned splits = unsigned(p.splits), split = blockIdx.x % splits;
+    const unsigned chunks_across = unsigned(ceil_div(p.kw, kChunk));
+    const unsigned chunks = unsigned(ceil_div(p.kh, kChunk)) * chunks_across;
+    const unsigned chunk = blockIdx.x / splits % chunks;
+    const int64_t g = blockIdx.x / splits / chunks, first = g * (p.N / p.G);
+    const int64_t i0 = int64_t(chunk / chunks_across) * kChunk;
+    const int64_t j0 = int64_t(chunk % chunks_across) * kChunk;
+    const int ni = p.kh - i0 < kChunk ? int(p.kh - i0) : kChunk;
+    const int nj = p.kw - j0 < kChunk ? int(p.kw - j0) : kChunk;
+    const int quads = (nj + kQuad - 1) / kQuad, items = ni * quads, slices = kThreads / items;
+    const int item = threadIdx.x % items, slice = threadIdx.x / items;
+    const int i = item / quads, j = item % quads * kQuad;
+    A total[kQuad] = {};
+    for (unsigned index = split; index < tiles; index += splits) {
+        Place at(index, across, down);
+        at.n += first;
+        const int rows = p.OH - at.y < kTileRows ? int(p.OH - at.y) : kTileRows;
+        const int columns = p.OW - at.x < kTileColumns ? int(p.OW - at.x) : kTileColumns;
+        __syncthreads();
+        by_storage<A>(p.dtype, [&](auto element) {
+            using T = decltype(element);
+            fill<T, kPitch>(tile, static_cast<const T*>(p.in) + at.n * p.in_stride[0], p.in_stride,
+                            p.H, p.W, p.boundary, at.y + p.shift[0] - (p.kh - 1) + i0,
+                            at.x + p.shift[1] - (p.kw - 1) + j0, rows + ni - 1, columns + nj - 1);
+            fill<T, kTileColumns>(
+                grad, static_cast<const T*>(p.grad_out) + at.n * p.grad_out_stride[0],
+                p.grad_out_stride, p.OH, p.OW, Boundary::kZero, at.y, at.x, rows, columns);
+        });
+        __syncthreads();
+        A sum[kQuad] = {};
+        for (int piece = slice; slice < slices && piece < rows * kPieces; piece += slices) {
+            const int row = piece / kPieces, begin = piece % kPieces * kPiece;
+            const int end = columns < begin + kPiece ? columns : begin + kPiece;
+            A* line = tile + (row + i) * kPitch + j;
+            A* weights = grad + row * kTileColumns;
+            Quad<A> left = quad(line + begin);
+            int x = begin;
+            for (; x + kQuad <= end; x += kQuad) {
+                const Quad<A> right = quad(line + x + kQuad), weight = quad(weights + x);
+#pragma unroll
+                for (int k = 0; k < kQuad; ++k)
+#pragma unroll
+                    for (int q = 0; q < kQuad; ++q)
+                        sum[k] += weight.at[q] * (q + k < kQuad ? left.at[(q + k) % kQuad]
+                                                                : right.at[(q + k) % kQuad]);
+                left = right;
+            }
+            for (; x < end; ++x)
+#pragma unroll
+                for (int k = 0; k < kQuad; ++k) sum[k] += weights[x] * line[x + k];
+        }
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) total[k] += sum[k];
+    }
+    __syncthreads();
+    quad(tile + threadIdx.x * kQuad) = {{total[0], total[1], total[2], total[3]}};
+    __syncthreads();
+    if (threadIdx.x >= items) return;
+    A* partial = static_cast<A*>(p.partial) + (g * p.splits + split) * p.kh * p.kw;
+    for (int k = 0; k < kQuad && j + k < nj; ++k) {
+        A sum = 0;
+        for (int s = 0; s < slices; ++s) sum += tile[(s * items + item) * kQuad + k];
+        partial[p.kh * p.kw - 1 - (i0 + i) * p.kw - (j0 + j + k)] = sum;
+    }
+}
+
+/// A warp to each tap.
+template <typename A>
+__global__ void __launch_bounds__(kThreads) sum_kernel(Convolve2dParams p) {
+    const int64_t taps = p.kh * p.kw;
+    const int64_t tap = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+    if (tap >= p.G * taps) return;
+    const A* part = static_cast<const A*>(p.partial) + tap / taps * p.splits * taps + tap % taps;
+    double sum = 0;
+    for (int64_t s = threadIdx.x % 32; s < p.splits; s += 32) sum += part[s * taps];
+    sum = sum_over_warp(sum);
+    if (threadIdx.x % 32 == 0) store_tap(p, tap, sum);
+}
+
+/// Runs `body(fixed, columns)` for the kernel's size and element type: `fixed` is Fixed<K>, or a
+/// float or double for any other; `columns`, those of all tiles of an image.
+template <typename Body>
+inline void by_size(const Convolve2dParams& p, const Body& body) {
+    const auto fixed = [&](auto known) { body(known, p.OW + known.lead(p)); };
+    if (p.dtype == DType::kDouble) return body(double{}, p.OW);
+    if (p.kh != p.kw) return body(float{}, p.OW);
+    switch (p.kw) {
+        case 3: return fixed(Fixed<3>{});
+        case 5: return fixed(Fixed<5>{});
+        case 7: return fixed(Fixed<7>{});
+        case 9: return fixed(Fixed<9>{});
+        default: return body(float{}, p.OW);
+    }
+}
+
+constexpr int64_t kMostBlocks = 0x7fffffff;
+constexpr const char* kTooMany = "more tiles than one CUDA grid can hold";
+
+template <int K>
+void launch_convolve(Fixed<K>, const Convolve2dParams& p, unsigned blocks, unsigned across,
+                     unsigned down, cudaStream_t stream) {
+    fixed_kernel<K><<<blocks, kThreads, 0, stream>>>(p, across, down);
+}
+template <typename A>
+void launch_convolve(A, const Convolve2dParams& p, unsigned blocks, unsigned across, unsigned down,
+                     cudaStream_t stream) {
+    any_kernel<A><<<blocks, kThreads, 0, stream>>>(p, across, down);
+}
+template <int K>
+void launch_parts(Fixed<K>, const Convolve2dParams& p, unsigned blocks, unsigned across,
+                  unsigned down, unsigned tiles, cudaStream_t stream) {
+    fixed_parts<K><<<blocks, kThreads, 0, stream>>>(p, across, down, tiles);
+}
+template <typename A>
+void launch_parts(A, const Convolve2dParams& p, unsigned blocks, unsigned across, unsigned down,
+                  unsigned tiles, cudaStream_t stream) {
+    any_parts<A><<<blocks, kThreads, 0, stream>>>(p, across, down, tiles);
+}
+
+const char* convolve2d_cuda(const Convolve2dParams* p, void* stream) {
+    const char* error = nullptr;
+    by_size(*p, [&](auto size, int64_t columns) {
+        const int64_t across = ceil_div(columns, kTileColumns), down = ceil_div(p->OH, kTileRows);
+        if (double(across) * down * p->N > kMostBlocks) return void(error = kTooMany);
+        launch_convolve(size, *p, unsigned(p->N * across * down), unsigned(across), unsigned(down),
+                        static_cast<cudaStream_t>(stream));
+    });
+    return error ? error : launch_error();
+}
+
+const char* convolve2d_fold_cuda(const Convolve2dParams* p, void* stream) {
+    const int64_t each = border_pixels(*p), blocks = ceil_div(p->N * each, kThreads / 32);
+    if (blocks > kMostBlocks) return "more border pixels than one CUDA grid can hold";
+    const auto kernel = p->dtype == DType::kDouble ? fold_kernel<double> : fold_kernel<float>;
+    kernel<<<unsigned(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*p, each);
+    return launch_error();
+}
+
+const char* convolve2d_parts_cuda(const Convolve2dParams* p, void* stream) {
+    const char* error = nullptr;
+    by_size(*p, [&](auto size, int64_t columns) {
+        const int64_t across = ceil_div(columns, kTileColumns), down = ceil_div(p->OH, kTileRows);
+        const int64_t chunks = sizeof(size) > 1  // Fixed is empty and takes all taps at once
+                                   ? ceil_div(p->kh, kChunk) * ceil_div(p->kw, kChunk)
+                                   : 1;
+        if (double(across) * down * (p->N / p->G) > kMostBlocks ||
+            double(chunks) * p->G * p->splits > kMostBlocks)
+            return void(error = kTooMany);
+        launch_parts(size, *p, unsigned(chunks * p->G * p->splits), unsigned(across),
+                     unsigned(down), unsigned(p->N / p->G * across * down),
+                     static_cast<cudaStream_t>(stream));
+    });
+    return error ? error : launch_error();
+}
+
+const char* convolve2d_sum_cuda(const Convolve2dParams* p, void* stream) {
+    const int64_t blocks = ceil_div(p->G * p->kh * p->kw, kThreads / 32);
+    if (blocks > kMostBlocks) return "more taps than one CUDA grid can hold";
+    const auto kernel = p->dtype == DType::kDouble ? sum_kernel<double> : sum_kernel<float>;
+    kernel<<<unsigned(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*p);
+    return launch_error();
+}
