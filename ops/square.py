@@ -56,6 +56,21 @@ def square_reference(x: Tensor) -> Tensor:
     return x * x
 
 
+def samples(device):
+    """Small arguments of `square`, for comparisons with the reference after an edit."""
+    generator = torch.Generator(device).manual_seed(0)
+    make = {"device": device, "generator": generator}
+    yield (torch.randn(7, 13, **make),)
+    yield (torch.randn(65, **make, dtype=torch.float64),)
+    yield (torch.randn(6, 10, **make).to(torch.float16)[:, ::2],)
+    yield (torch.randn(1000, **make).to(torch.bfloat16),)
+
+
+def benchmark(device):
+    """Arguments of a size worth timing."""
+    return (torch.ones(1 << 24, device=device),)
+
+
 def _save(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
 
