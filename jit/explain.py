@@ -1,5 +1,6 @@
 """Why a unit was built: the difference between two manifests, in words."""
 
+import sys
 import time
 
 from .store import Store
@@ -93,4 +94,15 @@ def explanation(session, names: list[str]) -> Table:
         first, *rest = why or ["not recorded"]
         table.rows.append((name, state, first))
         table.rows += [("", "", line) for line in rest]
+        for edit in _edits(name):
+            when = time.strftime("%H:%M:%S", time.localtime(edit.when))
+            headline, *more = str(edit).split("\n")
+            table.rows.append(("", f"{when} in this session", headline))
+            table.rows += [("", "", line) for line in more]
     return table
+
+
+def _edits(name: str) -> list:
+    """The edits of a unit that this process has taken in or refused."""
+    reload = sys.modules.get("loader.jit.reload")
+    return [edit for edit in reload.history() if edit.unit == name] if reload else []

@@ -24,7 +24,7 @@ from .build import cores
 from .errors import BuildError
 from .key import manifest
 from .rebuild import Rebuilt, Resources, rebuild
-from .report import Report
+from .report import Report, headline
 from .session import SESSIONS, Session
 from .swap import Swap
 from .trial import Trials, Verdict, guard_library
@@ -69,6 +69,10 @@ class Edit:
     verdict: Verdict | None = None
     before: Version | None = None
     when: float = field(default_factory=time.time)
+
+    def __str__(self) -> str:
+        """What became of it, and its first error, in lines."""
+        return "\n".join([headline(self, unit=False), *self.text.split("\n")[:3]]).strip()
 
 
 class Operator:
@@ -317,6 +321,11 @@ def take_in_edits(only_prepare: bool = False) -> Report | None:
         report = _reloader.reload()
         return report if report.edits else None
     return None
+
+
+def history() -> list[Edit]:
+    """The edits of this process, in their order."""
+    return [*_reloader.history]
 
 
 def revert(name: str):

@@ -46,7 +46,7 @@ def _parts(edit, show_table, show_text) -> list:
     return parts
 
 
-def headline(edit) -> str:
+def headline(edit, unit: bool = True) -> str:
     """One line: the operator, what became of the edit, how long it took."""
     what = {
         "live": "in use",
@@ -57,7 +57,8 @@ def headline(edit) -> str:
     forced = edit.outcome == "live" and edit.verdict and edit.verdict.outcome
     if forced and forced not in ("right", "untried"):
         what = "in use, forced"
-    return f"{edit.unit}: {', '.join(edit.files)}: {what} ({edit.seconds:.2f} s)"
+    operator = f"{edit.unit}: " if unit else ""
+    return f"{operator}{', '.join(edit.files)}: {what} ({edit.seconds:.2f} s)"
 
 
 def details(edit) -> list[str]:
