@@ -50,32 +50,52 @@ __device__ inline void by_storage(DType dtype, const Body& body) {
     }
 }
 
-/// Copies `rows` x `columns` elements from (y, x) of an image of H x W into a tile.
-template <typename T, int kPitch>
-__device__ inline void fill(Acc<T>* tile, const T* in, const int64_t* stride, int64_t H, int64_t W,
-                            Boundary boundary, int64_t y, int64_t x, int rows, int columns) {
-    for (int row = threadIdx.x / 16; row < rows; row += kThreads / 16) {
-        const int64_t from = extended(y + row, H, boundary);
-        const T* line = in + from * stride[1];
-#pragma unroll 5
-        for (int column = threadIdx.x % 16; column < columns; column += 16) {
-            const int64_t at = extended(x + column, W, boundary);
-            tile[row * kPitch + column] =
-                from < 0 || at < 0 ? Acc<T>(0) : load(line[at * stride[2]]);
-        }
+/// What a tile is filled from: image n of `in` or of `grad_out`.
+struct Image {
+    const void* data;
+    int64_t begin, down, along, H, W;  // in elements
+    Boundary boundary;
+    DType dtype;
+
+    __device__ static Image in(const Convolve2dParams& p, int64_t n) {
+        const int64_t* stride = p.in_stride;
+        return {p.in, n * stride[0], stride[1], stride[2], p.H, p.W, p.boundary, p.dtype};
     }
+    __device__ static Image grad_out(const Convolve2dParams& p, int64_t n) {
+        const int64_t* stride = p.grad_out_stride;
+        return {p.grad_out, n * stride[0], stride[1],       stride[2],
+                p.OH,       p.OW,          Boundary::kZero, p.dtype};
+    }
+};
+
+/// Copies `rows` x `columns` elements from (y, x) on into a tile whose rows are `pitch` apart. One
+/// function for all kernels, not inlined: the file compiles in little more than half the time.
+template <typename A>
+__device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t y, int64_t x,
+                                  int rows, int columns) {
+    by_storage<A>(from.dtype, [&](auto element) {
+        const auto* in = static_cast<const decltype(element)*>(from.data) + from.begin;
+        for (int row = threadIdx.x / 16; row < rows; row += kThreads / 16) {
+            const int64_t line = extended(y + row, from.H, from.boundary);
+#pragma unroll 5
+            for (int column = threadIdx.x % 16; column < columns; column += 16) {
+                const int64_t at = extended(x + column, from.W, from.boundary);
+                tile[row * pitch + column] =
+                    line < 0 || at < 0 ? A(0) : load(in[line * from.down + at * from.along]);
+            }
+        }
+    });
 }
 
 /// The same where the tile lies within the image and on 16-byte words: all loads of a thread are
 /// under way before the first is needed. False, and nothing done, where it does not.
 template <typename T, int kPitch, int kTile>
-__device__ inline bool fill_whole(float* tile, const T* in, const int64_t* stride, int64_t H,
-                                  int64_t W, int64_t y, int64_t x) {
+__device__ inline bool fill_whole(float* tile, const Image& from, int64_t y, int64_t x) {
     constexpr int kQuads = kPitch / kQuad, kAll = kTile * kQuads;
     constexpr int kEach = (kAll + kThreads - 1) / kThreads;
-    const T* first = in + y * stride[1] + x;
-    const auto address = reinterpret_cast<uintptr_t>(first) | uintptr_t(stride[1]) * sizeof(T);
-    if (stride[2] != 1 || y < 0 || x < 0 || y + kTile > H || x + kPitch > W ||
+    const T* first = static_cast<const T*>(from.data) + from.begin + y * from.down + x;
+    const auto address = reinterpret_cast<uintptr_t>(first) | uintptr_t(from.down) * sizeof(T);
+    if (from.along != 1 || y < 0 || x < 0 || y + kTile > from.H || x + kPitch > from.W ||
         address % (kQuad * sizeof(T)) != 0)
         return false;
     Vector<T, kQuad> moved[kEach];
@@ -83,7 +103,7 @@ __device__ inline bool fill_whole(float* tile, const T* in, const int64_t* strid
     for (int j = 0; j < kEach; ++j) {
         const int i = j * kThreads + threadIdx.x;
         if (i < kAll)
-            moved[j] = load_vector<T, kQuad>(first + i / kQuads * stride[1] + i % kQuads * kQuad);
+            moved[j] = load_vector<T, kQuad>(first + i / kQuads * from.down + i % kQuads * kQuad);
     }
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
@@ -141,13 +161,15 @@ struct Fixed {
     HD static int lead(const Convolve2dParams& p) { return int((p.shift[1] - kHalf) & 3); }
 
     /// Fills the tile of the outputs from (y, x) on, x relative to the lead.
-    template <typename T>
     __device__ static void fetch(float* tile, const Convolve2dParams& p, const Place& at) {
-        const T* in = static_cast<const T*>(p.in) + at.n * p.in_stride[0];
+        const Image from = Image::in(p, at.n);
         const int64_t y = at.y + p.shift[0] - (K - 1);
         const int64_t x = at.x - lead(p) + p.shift[1] - kHalf - 4;
-        if (!fill_whole<T, kPitch, kTile>(tile, in, p.in_stride, p.H, p.W, y, x))
-            fill<T, kPitch>(tile, in, p.in_stride, p.H, p.W, p.boundary, y, x, kTile, kPitch);
+        bool whole = false;
+        by_storage<float>(p.dtype, [&](auto element) {
+            whole = fill_whole<decltype(element), kPitch, kTile>(tile, from, y, x);
+        });
+        if (!whole) fill(tile, kPitch, from, y, x, kTile, kPitch);
     }
     /// The 12 values of row `row` around a thread's columns; column q's first tap meets value
     /// q + 4 - kHalf.
@@ -163,16 +185,15 @@ struct Fixed {
 
 /// Forward, and the gradient to the image, for K x K taps and 16- and 32-bit elements.
 template <int K>
-__global__ void __launch_bounds__(kThreads, 4)
-    fixed_kernel(Convolve2dParams p, unsigned across, unsigned down) {
+__global__ void __launch_bounds__(kThreads, K > 5 ? 4 : 8)
+    fixed_kernel(const __grid_constant__ Convolve2dParams p, unsigned across, unsigned down) {
     using F = Fixed<K>;
     __shared__ alignas(16) float tile[F::kTile * F::kPitch];
     __shared__ float taps[K * K];
     const Place at(blockIdx.x, across, down);
     if (threadIdx.x < K * K)
         taps[threadIdx.x] = tap_at<float>(p, at.n / (p.N / p.G), threadIdx.x / K, threadIdx.x % K);
-    by_storage<float>(p.dtype,
-                      [&](auto element) { F::template fetch<decltype(element)>(tile, p, at); });
+    F::fetch(tile, p, at);
     __syncthreads();
     const int column = threadIdx.x % kThreadColumns * kQuad;
     const int row = threadIdx.x / kThreadColumns * kRows;
@@ -203,7 +224,7 @@ constexpr int kPitch = kTileColumns + kChunk, kTile = kTileRows + kChunk - 1;
 /// The same for any kernel, kChunk x kChunk taps at a time.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
-    any_kernel(Convolve2dParams p, unsigned across, unsigned down) {
+    any_kernel(const __grid_constant__ Convolve2dParams p, unsigned across, unsigned down) {
     __shared__ alignas(16) A tile[kTile * kPitch];
     __shared__ alignas(16) A taps[kChunk * kChunk];
     const Place at(blockIdx.x, across, down);
@@ -218,13 +239,8 @@ __global__ void __launch_bounds__(kThreads)
             for (int i = threadIdx.x; i < ni * kChunk; i += kThreads)
                 if (i % kChunk < nj)
                     taps[i] = tap_at<A>(p, at.n / (p.N / p.G), i0 + i / kChunk, j0 + i % kChunk);
-            by_storage<A>(p.dtype, [&](auto element) {
-                using T = decltype(element);
-                fill<T, kPitch>(
-                    tile, static_cast<const T*>(p.in) + at.n * p.in_stride[0], p.in_stride, p.H,
-                    p.W, p.boundary, at.y + p.shift[0] - (p.kh - 1) + i0,
-                    at.x + p.shift[1] - (p.kw - 1) + j0, kTileRows + ni - 1, kTileColumns + nj - 1);
-            });
+            fill(tile, kPitch, Image::in(p, at.n), at.y + p.shift[0] - (p.kh - 1) + i0,
+                 at.x + p.shift[1] - (p.kw - 1) + j0, kTileRows + ni - 1, kTileColumns + nj - 1);
             __syncthreads();
             // A row of input meets up to kRows rows of taps, one for each row of output.
 #pragma unroll 1
@@ -267,7 +283,8 @@ __device__ inline A sum_over_warp(A x) {
 
 /// A warp to each pixel of a gradient to the image that the extension repeats.
 template <typename A>
-__global__ void __launch_bounds__(kThreads) fold_kernel(Convolve2dParams p, int64_t each) {
+__global__ void __launch_bounds__(kThreads)
+    fold_kernel(const __grid_constant__ Convolve2dParams p, int64_t each) {
     const int64_t index = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
     const int64_t n = index / each, g = n / (p.N / p.G);
     if (n >= p.N) return;
@@ -308,7 +325,8 @@ __global__ void __launch_bounds__(kThreads) fold_kernel(Convolve2dParams p, int6
 /// A part of the gradient to K x K taps: each thread has all K * K sums over its outputs.
 template <int K>
 __global__ void __launch_bounds__(kThreads, 4)
-    fixed_parts(Convolve2dParams p, unsigned across, unsigned down, unsigned tiles) {
+    fixed_parts(const __grid_constant__ Convolve2dParams p, unsigned across, unsigned down,
+                unsigned tiles) {
     using F = Fixed<K>;
     constexpr int kWarps = kThreads / 32;
     __shared__ alignas(16) float tile[F::kTile * F::kPitch];
@@ -346,9 +364,9 @@ __global__ void __launch_bounds__(kThreads, 4)
                     for (int q = 0; q < kQuad; ++q) grad[r][q] = load(part.at[q]);
                 }
             }
-            __syncthreads();  // the tile before has been used
-            F::template fetch<T>(tile, p, at);
         });
+        __syncthreads();  // the tile before has been used
+        F::fetch(tile, p, at);
         __syncthreads();
         if (whole) {
 #pragma unroll
@@ -397,7 +415,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 /// and of the tile's rows every so many pieces of kPiece columns.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
-    any_parts(Convolve2dParams p, unsigned across, unsigned down, unsigned tiles) {
+    any_parts(const __grid_constant__ Convolve2dParams p, unsigned across, unsigned down,
+              unsigned tiles) {
     constexpr int kPiece = 16, kPieces = kTileColumns / kPiece;
     __shared__ alignas(16) A tile[kTile * kPitch];
     __shared__ alignas(16) A grad[kTileRows * kTileColumns];
@@ -420,15 +439,9 @@ __global__ void __launch_bounds__(kThreads)
         const int rows = p.OH - at.y < kTileRows ? int(p.OH - at.y) : kTileRows;
         const int columns = p.OW - at.x < kTileColumns ? int(p.OW - at.x) : kTileColumns;
         __syncthreads();
-        by_storage<A>(p.dtype, [&](auto element) {
-            using T = decltype(element);
-            fill<T, kPitch>(tile, static_cast<const T*>(p.in) + at.n * p.in_stride[0], p.in_stride,
-                            p.H, p.W, p.boundary, at.y + p.shift[0] - (p.kh - 1) + i0,
-                            at.x + p.shift[1] - (p.kw - 1) + j0, rows + ni - 1, columns + nj - 1);
-            fill<T, kTileColumns>(
-                grad, static_cast<const T*>(p.grad_out) + at.n * p.grad_out_stride[0],
-                p.grad_out_stride, p.OH, p.OW, Boundary::kZero, at.y, at.x, rows, columns);
-        });
+        fill(tile, kPitch, Image::in(p, at.n), at.y + p.shift[0] - (p.kh - 1) + i0,
+             at.x + p.shift[1] - (p.kw - 1) + j0, rows + ni - 1, columns + nj - 1);
+        fill(grad, kTileColumns, Image::grad_out(p, at.n), at.y, at.x, rows, columns);
         __syncthreads();
         A sum[kQuad] = {};
         for (int piece = slice; slice < slices && piece < rows * kPieces; piece += slices) {
@@ -469,7 +482,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// A warp to each tap.
 template <typename A>
-__global__ void __launch_bounds__(kThreads) sum_kernel(Convolve2dParams p) {
+__global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Convolve2dParams p) {
     const int64_t taps = p.kh * p.kw;
     const int64_t tap = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
     if (tap >= p.G * taps) return;
@@ -480,20 +493,19 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(Convolve2dParams p) {
     if (threadIdx.x % 32 == 0) store_tap(p, tap, sum);
 }
 
-/// Runs `body(fixed, columns)` for the kernel's size and element type: `fixed` is Fixed<K>, or a
-/// float or double for any other; `columns`, those of all tiles of an image.
-template <typename Body>
+/// Runs `body(size, columns)`: `size` is Fixed<K> where a kernel is compiled for these taps, up to
+/// `most` of them along an axis, else a float or double; `columns`, those of all tiles of an image.
+template <int kMost, typename Body>
 inline void by_size(const Convolve2dParams& p, const Body& body) {
-    const auto fixed = [&](auto known) { body(known, p.OW + known.lead(p)); };
     if (p.dtype == DType::kDouble) return body(double{}, p.OW);
-    if (p.kh != p.kw) return body(float{}, p.OW);
-    switch (p.kw) {
-        case 3: return fixed(Fixed<3>{});
-        case 5: return fixed(Fixed<5>{});
-        case 7: return fixed(Fixed<7>{});
-        case 9: return fixed(Fixed<9>{});
-        default: return body(float{}, p.OW);
+    const auto fixed = [&](auto size) { body(size, p.OW + size.lead(p)); };
+    if (p.kh == p.kw && p.kw == 3) return fixed(Fixed<3>{});
+    if (p.kh == p.kw && p.kw == 5) return fixed(Fixed<5>{});
+    if constexpr (kMost > 5) {
+        if (p.kh == p.kw && p.kw == 7) return fixed(Fixed<7>{});
+        if (p.kh == p.kw && p.kw == 9) return fixed(Fixed<9>{});
     }
+    body(float{}, p.OW);
 }
 
 constexpr int64_t kMostBlocks = 0x7fffffff;
@@ -522,7 +534,7 @@ void launch_parts(A, const Convolve2dParams& p, unsigned blocks, unsigned across
 
 const char* convolve2d_cuda(const Convolve2dParams* p, void* stream) {
     const char* error = nullptr;
-    by_size(*p, [&](auto size, int64_t columns) {
+    by_size<9>(*p, [&](auto size, int64_t columns) {
         const int64_t across = ceil_div(columns, kTileColumns), down = ceil_div(p->OH, kTileRows);
         if (double(across) * down * p->N > kMostBlocks) return void(error = kTooMany);
         launch_convolve(size, *p, unsigned(p->N * across * down), unsigned(across), unsigned(down),
@@ -541,7 +553,7 @@ const char* convolve2d_fold_cuda(const Convolve2dParams* p, void* stream) {
 
 const char* convolve2d_parts_cuda(const Convolve2dParams* p, void* stream) {
     const char* error = nullptr;
-    by_size(*p, [&](auto size, int64_t columns) {
+    by_size<5>(*p, [&](auto size, int64_t columns) {
         const int64_t across = ceil_div(columns, kTileColumns), down = ceil_div(p->OH, kTileRows);
         const int64_t chunks = sizeof(size) > 1  // Fixed is empty and takes all taps at once
                                    ? ceil_div(p->kh, kChunk) * ceil_div(p->kw, kChunk)

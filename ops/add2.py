@@ -48,6 +48,27 @@ def add2_reference(a: Tensor, b: Tensor) -> Tensor:
     return a + b
 
 
+def samples(device):
+    """Small arguments, to compare operator and reference on after an edit."""
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+
+    def pair(*shape):
+        return torch.randn(*shape, **make), torch.randn(*shape, **make)
+
+    a, b = pair(33, 20)
+    yield pair(4096)
+    yield pair(37, 41)
+    yield tuple(x[1:] for x in pair(1000))
+    yield a.t()[::2], b.t()[::2]
+    yield tuple(x.half() for x in pair(513))
+
+
+def benchmark(device):
+    """Arguments of a size worth timing."""
+    size = 1 << (24 if torch.device(device).type == "cuda" else 22)
+    return torch.ones(size, device=device), torch.ones(size, device=device)
+
+
 def _save(ctx, inputs, output):
     pass
 

@@ -67,4 +67,24 @@ def bilinear_interpolation_reference(feats: Tensor, points: Tensor) -> Tensor:
     return out.to(feats.dtype)
 
 
+def samples(device):
+    """Small arguments, to compare operator and reference on after an edit."""
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+    for N, F, dtype in (
+        (300, 32, torch.float32),
+        (129, 4, torch.float32),
+        (37, 3, torch.float32),
+        (50, 12, torch.float64),
+        (131, 8, torch.float16),
+    ):
+        points = torch.rand(N, 2, **make) * 2 - 1
+        yield torch.randn(N, 4, F, **make).to(dtype), points
+
+
+def benchmark(device):
+    """Arguments of a size worth timing."""
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+    return torch.randn(65536, 4, 32, **make), torch.rand(65536, 2, **make) * 2 - 1
+
+
 bilinear_interpolation_py = bilinear_interpolation_reference

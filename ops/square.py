@@ -57,18 +57,19 @@ def square_reference(x: Tensor) -> Tensor:
 
 
 def samples(device):
-    """Small arguments of `square`, for comparisons with the reference after an edit."""
-    generator = torch.Generator(device).manual_seed(0)
-    make = {"device": device, "generator": generator}
-    yield (torch.randn(7, 13, **make),)
-    yield (torch.randn(65, **make, dtype=torch.float64),)
-    yield (torch.randn(6, 10, **make).to(torch.float16)[:, ::2],)
-    yield (torch.randn(1000, **make).to(torch.bfloat16),)
+    """Small arguments, to compare operator and reference on after an edit."""
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+    yield (torch.randn(4096, **make),)
+    yield (torch.randn(37, 41, **make),)
+    yield (torch.randn(1000, **make)[1:],)
+    yield (torch.randn(33, 20, **make).t()[::2],)
+    yield (torch.randn(513, **make).half(),)
 
 
 def benchmark(device):
     """Arguments of a size worth timing."""
-    return (torch.ones(1 << 24, device=device),)
+    size = 1 << (24 if torch.device(device).type == "cuda" else 22)
+    return (torch.ones(size, device=device),)
 
 
 def _save(ctx, inputs, output):

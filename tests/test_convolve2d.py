@@ -191,9 +191,7 @@ def test_third_derivative():
 
 @pytest.mark.parametrize("mask", [(True, False), (False, True), (True, True)])
 def test_gradients_only_where_they_are_asked_for(mask):
-    leaves = [
-        x.requires_grad_(need) for x, need in zip(sample((9, 9), (3, 3)), mask, strict=True)
-    ]
+    leaves = [x.requires_grad_(need) for x, need in zip(sample((9, 9), (3, 3)), mask, strict=True)]
     out = convolve2d(*leaves)
     saved = out.grad_fn.saved_tensors
     assert (saved[0] is not None) == mask[1]  # without it the image need not be kept
@@ -238,9 +236,7 @@ def test_function_transforms():
     grad = torch.func.grad(loss, argnums=(0, 1))
     for dims in ((0, 0), (0, None), (None, 0)):
         args = [x if d == 0 else x[1] for x, d in zip((images, kernels), dims, strict=True)]
-        each = [
-            [x[i] if d == 0 else x for x, d in zip(args, dims, strict=True)] for i in range(3)
-        ]
+        each = [[x[i] if d == 0 else x for x, d in zip(args, dims, strict=True)] for i in range(3)]
         for function in (convolve2d, loss):
             expected = torch.stack([function(*a) for a in each])
             assert_close(torch.vmap(function, dims)(*args), expected)
@@ -377,5 +373,5 @@ def test_samples_and_benchmark_arguments_fit(name, device):
         for x, y in zip(case, again, strict=True):
             assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
         eps = torch.finfo(case[0].dtype).eps
-        assert_close(operator(*case), reference(*case), rtol=4 * eps, atol=1e-5)
+        assert_close(operator(*case), reference(*case), rtol=4 * eps, atol=1000 * min(eps, 1.2e-7))
     assert operator(*module.benchmark(device)).numel() > 10000
