@@ -72,6 +72,11 @@ HD inline A load_as(DType dtype, const void* data, int64_t i) {
     }
 }
 
+/// Which kernel image n is convolved with. Mostly there is one, and a GPU divides slowly.
+HD inline int64_t group_of(const Convolve2dParams& p, int64_t n) {
+    return p.G == 1 ? 0 : n / (p.N / p.G);
+}
+
 /// The tap at row i and column j in the order of correlation: the one that multiplies
 /// in[y + shift0 - (kh - 1) + i, x + shift1 - (kw - 1) + j].
 template <typename A>

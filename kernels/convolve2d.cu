@@ -87,33 +87,52 @@ __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t
     });
 }
 
-/// The same where the tile lies within the image and on 16-byte words: all loads of a thread are
-/// under way before the first is needed. False, and nothing done, where it does not.
+/// The same for a whole tile whose rows are on words of 4 elements, as are x and the image's: words
+/// within the image's columns at once, all loads of a thread under way before the first is needed.
 template <typename T, int kPitch, int kTile>
-__device__ inline bool fill_whole(float* tile, const Image& from, int64_t y, int64_t x) {
+__device__ inline void fill_words(float* tile, const Image& from, int64_t y, int64_t x, int left,
+                                  int right) {
     constexpr int kQuads = kPitch / kQuad, kAll = kTile * kQuads;
     constexpr int kEach = (kAll + kThreads - 1) / kThreads;
-    const T* first = static_cast<const T*>(from.data) + from.begin + y * from.down + x;
-    const auto address = reinterpret_cast<uintptr_t>(first) | uintptr_t(from.down) * sizeof(T);
-    if (from.along != 1 || y < 0 || x < 0 || y + kTile > from.H || x + kPitch > from.W ||
-        address % (kQuad * sizeof(T)) != 0)
-        return false;
+    const T* in = static_cast<const T*>(from.data) + from.begin + x;
     Vector<T, kQuad> moved[kEach];
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-        const int i = j * kThreads + threadIdx.x;
-        if (i < kAll)
-            moved[j] = load_vector<T, kQuad>(first + i / kQuads * from.down + i % kQuads * kQuad);
+        const int i = j * kThreads + threadIdx.x, column = i % kQuads * kQuad;
+        const int64_t line = extended(y + i / kQuads, from.H, from.boundary);
+        moved[j] = {};
+        if (i < kAll && line >= 0 && column >= left && column < right)
+            moved[j] = load_vector<T, kQuad>(in + line * from.down + column);
     }
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-        const int i = j * kThreads + threadIdx.x;
+        const int i = j * kThreads + threadIdx.x, column = i % kQuads * kQuad;
         Quad<float> values;
 #pragma unroll
         for (int k = 0; k < kQuad; ++k) values.at[k] = load(moved[j].at[k]);
-        if (i < kAll) quad(tile + i * kQuad) = values;
+        if (i < kAll && column >= left && column < right) quad(tile + i * kQuad) = values;
     }
-    return true;
+}
+
+/// What `fill` does, by `fill_words` where that is possible. x is a multiple of 4.
+template <int kPitch, int kTile>
+__device__ inline void fill_quickly(float* tile, const Image& from, int64_t y, int64_t x) {
+    const int64_t inside = (from.W - x) & ~int64_t(kQuad - 1);
+    int left = x >= 0 ? 0 : x > -kPitch ? int(-x) : kPitch;
+    int right = inside > kPitch ? kPitch : inside > left ? int(inside) : left;
+    by_storage<float>(from.dtype, [&](auto element) {
+        using T = decltype(element);
+        const auto words =
+            reinterpret_cast<uintptr_t>(static_cast<const T*>(from.data) + from.begin);
+        if (from.along == 1 &&
+            (words | uintptr_t(from.down) * sizeof(T)) % (kQuad * sizeof(T)) == 0)
+            fill_words<T, kPitch, kTile>(tile, from, y, x, left, right);
+        else
+            left = kPitch;
+    });
+    if (left > 0) fill(tile, kPitch, from, y, x, kTile, left);
+    if (right < kPitch && left < kPitch)
+        fill(tile + right, kPitch, from, y, x + right, kTile, kPitch - right);
 }
 
 /// A thread's sums to outputs (y, x) ... (y + 3, x + 3) of image n; those outside are left out.
@@ -162,14 +181,8 @@ struct Fixed {
 
     /// Fills the tile of the outputs from (y, x) on, x relative to the lead.
     __device__ static void fetch(float* tile, const Convolve2dParams& p, const Place& at) {
-        const Image from = Image::in(p, at.n);
-        const int64_t y = at.y + p.shift[0] - (K - 1);
-        const int64_t x = at.x - lead(p) + p.shift[1] - kHalf - 4;
-        bool whole = false;
-        by_storage<float>(p.dtype, [&](auto element) {
-            whole = fill_whole<decltype(element), kPitch, kTile>(tile, from, y, x);
-        });
-        if (!whole) fill(tile, kPitch, from, y, x, kTile, kPitch);
+        fill_quickly<kPitch, kTile>(tile, Image::in(p, at.n), at.y + p.shift[0] - (K - 1),
+                                    at.x - lead(p) + p.shift[1] - kHalf - 4);
     }
     /// The 12 values of row `row` around a thread's columns; column q's first tap meets value
     /// q + 4 - kHalf.
@@ -191,9 +204,11 @@ __global__ void __launch_bounds__(kThreads, K > 5 ? 4 : 8)
     __shared__ alignas(16) float tile[F::kTile * F::kPitch];
     __shared__ float taps[K * K];
     const Place at(blockIdx.x, across, down);
+    float own = 0;  // on its way while the tile is fetched
     if (threadIdx.x < K * K)
-        taps[threadIdx.x] = tap_at<float>(p, at.n / (p.N / p.G), threadIdx.x / K, threadIdx.x % K);
+        own = tap_at<float>(p, group_of(p, at.n), threadIdx.x / K, threadIdx.x % K);
     F::fetch(tile, p, at);
+    if (threadIdx.x < K * K) taps[threadIdx.x] = own;
     __syncthreads();
     const int column = threadIdx.x % kThreadColumns * kQuad;
     const int row = threadIdx.x / kThreadColumns * kRows;
@@ -238,7 +253,7 @@ __global__ void __launch_bounds__(kThreads)
             __syncthreads();
             for (int i = threadIdx.x; i < ni * kChunk; i += kThreads)
                 if (i % kChunk < nj)
-                    taps[i] = tap_at<A>(p, at.n / (p.N / p.G), i0 + i / kChunk, j0 + i % kChunk);
+                    taps[i] = tap_at<A>(p, group_of(p, at.n), i0 + i / kChunk, j0 + i % kChunk);
             fill(tile, kPitch, Image::in(p, at.n), at.y + p.shift[0] - (p.kh - 1) + i0,
                  at.x + p.shift[1] - (p.kw - 1) + j0, kTileRows + ni - 1, kTileColumns + nj - 1);
             __syncthreads();
@@ -286,7 +301,7 @@ template <typename A>
 __global__ void __launch_bounds__(kThreads)
     fold_kernel(const __grid_constant__ Convolve2dParams p, int64_t each) {
     const int64_t index = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-    const int64_t n = index / each, g = n / (p.N / p.G);
+    const int64_t n = index / each, g = group_of(p, n);
     if (n >= p.N) return;
     int64_t at[2];
     border_pixel(p, index % each, at);

@@ -117,7 +117,7 @@ void convolve_rows(const Convolve2dParams& p, int64_t begin, int64_t end) {
         Ring<T> rows(p, x, width);
         int64_t group = -1;
         for (int64_t row = begin; row < end; ++row) {
-            const int64_t n = row / p.OH, y = row % p.OH, g = n / (p.N / p.G);
+            const int64_t n = row / p.OH, y = row % p.OH, g = group_of(p, n);
             if (g != group) gather_taps(p, group = g, taps);
             rows.move_to(n, y);
             int64_t at = 0;
@@ -140,7 +140,7 @@ void fold_pixels(const Convolve2dParams& p, int64_t begin, int64_t end) {
     std::vector<A> taps;
     int64_t group = -1;
     for (int64_t index = begin; index < end; ++index) {
-        const int64_t n = index / each, g = n / (p.N / p.G);
+        const int64_t n = index / each, g = group_of(p, n);
         if (g != group) gather_taps(p, group = g, taps);
         int64_t at[2];
         border_pixel(p, index % each, at);
