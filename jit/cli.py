@@ -54,6 +54,12 @@ def _parser() -> argparse.ArgumentParser:
     command(_explain, "explain", "say why each operator was built").add_argument(
         "operators", nargs="*", help="all of them where none is named"
     )
+    new = command(_new, "new", "make a working operator, to be changed into your own")
+    new.add_argument("name", help="its name, and that of its files")
+    new.add_argument(
+        "--in", dest="folder", metavar="FOLDER", help="a folder for loader.Library, not this one"
+    )
+    new.add_argument("--like", choices=("square", "add2"), default="square", help="made of which")
     doctor = command(
         _doctor, "doctor", "check all that a build needs; exit status 0 if it is there"
     )
@@ -93,6 +99,14 @@ def _build(options, _) -> int:
     if options.arch and loader._session.toolchain.nvcc is None:
         raise ValueError("--arch needs nvcc, which is not here; `python -m loader doctor` says how")
     loader.build(*options.operators)
+    return 0
+
+
+def _new(options, _) -> int:
+    from .new import create
+
+    folder = Path(options.folder).expanduser() if options.folder else None
+    print(create(options.name, folder, options.like, frozenset(dir(_loader()))))
     return 0
 
 

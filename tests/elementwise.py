@@ -23,13 +23,14 @@ LAYOUTS = {
 
 
 class ElementwiseTests:
-    """`name`, and how many `inputs` it takes."""
+    """`name`, how many `inputs` it takes, and the `library` that has it: loader, or another."""
 
     name: str
     inputs: int
+    library = loader
 
     def form(self, suffix=""):
-        return getattr(loader, self.name + suffix)
+        return getattr(self.library, self.name + suffix)
 
     def sample(self, device="cpu", dtype=torch.float32, layout="plain"):
         generator = torch.Generator(device).manual_seed(1)

@@ -1,0 +1,148 @@
+"""`python -m loader new`: an operator that works before a line of it is changed."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, Checkout
+
+from loader.jit import new
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A whole checkout with tests."""
+    checkout = Checkout(tmp_path_factory.mktemp("new"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tests", checkout.root / "tests", ignore=ignored)
+    return checkout
+
+
+@pytest.fixture
+def create(place, monkeypatch):
+    """`new.create` in the checkout, without a process."""
+    monkeypatch.setattr(new, "HOME", place.root)
+
+    def run(name, folder=None, like="square", public=frozenset({"build"})):
+        return new.create(name, folder, like, public)
+
+    return run
+
+
+def run_its_tests(place, *arguments, cwd):
+    """All but those of torch.compile, and of each layout and dtype: they take 20 s an operator."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-k", "not compile and not match", *arguments),
+        ],
+        cwd=cwd,
+        env=place.environment(PYTHONPATH=place.root, LOADER_BUILD="lazy"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_new_operator_passes_its_own_tests(place):
+    done = place.command("new", "gauss_blur")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    files = ["include/X.h", "kernels/X.cu", "kernels/X_cpu.cpp", "ops/X.cpp", "ops/X.py"]
+    for file in (*files, "tests/test_X.py"):
+        file = file.replace("X", "gauss_blur")
+        assert f"  {file} " in done.stdout + " " or f"  {file}\n" in done.stdout
+        text = (place.root / file).read_text()
+        assert "square" not in text.replace("x.square()", "") and "Square" not in text
+    assert "python -m pytest tests/test_gauss_blur.py" in done.stdout
+    ran = run_its_tests(place, "tests/test_gauss_blur.py", cwd=place.root)
+    assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout + ran.stderr
+    assert [entry.split("-")[0] for entry in place.entries()] == ["gauss_blur"]
+
+
+def test_outside_of_the_checkout_too(place, create, monkeypatch):
+    """With the test's own Library, from any folder, and a path that no shell would like."""
+    folder = place.root.parent / "it's mine"
+    monkeypatch.chdir(place.root.parent)
+    said = create("my_sum", folder, like="add2")
+    assert "it computes a + b" in said and f"loader.Library({str(folder)!r}); mine.my_sum" in said
+    ran = run_its_tests(place, folder / "tests", cwd="/")
+    assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_what_is_made_is_formatted(create, place, tmp_path):
+    """`make check` has nothing to say, unless a long name makes lines too long."""
+    create("apple", tmp_path)
+    create("plum", tmp_path, like="add2")
+    sources = [*tmp_path.rglob("*.cpp"), *tmp_path.rglob("*.cu"), *tmp_path.rglob("*.h")]
+    shutil.copy(ROOT / ".clang-format", tmp_path)
+    for command in (
+        ["clang-format", "--dry-run", "--Werror", *sources],
+        [sys.executable, "-m", "ruff", "check", "--config", ROOT / "pyproject.toml", tmp_path],
+        [sys.executable, "-m", "ruff", "format", "--check", "--config", ROOT / "pyproject.toml", tmp_path],
+    ):  # fmt: skip
+        program = shutil.which(command[0], path=f"{os.path.dirname(sys.executable)}:{os.defpath}")
+        if not program:
+            pytest.skip(f"no {command[0]}")
+        done = subprocess.run(
+            [program, *command[1:]], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Blur", "in lower case, such as gauss_blur; got 'Blur'"),
+        ("9x", "got '9x'"),
+        ("a b", "got 'a b'"),
+        ("_a", "got '_a'"),
+        ("a__b", "got 'a__b'"),
+        ("é", "got 'é'"),
+        ("", "got ''"),
+        ("../x", "got '../x'"),
+        ("lambda", "is a word of Python's own"),
+        ("template", "is a word of C++'s own"),
+        ("square", "taken by the operator square"),
+        ("square_bw", "taken by the operator square"),
+        ("square_cpu", "taken by the operator square"),
+        ("build", "loader.build is something else already"),
+        ("ops", "loader.ops is something else already"),
+        ("half", "has a meaning in include/common.h"),
+        ("launch", "has a meaning in include/glue.h"),
+        ("std", "has a meaning in include/glue.h"),
+        ("exp", "is a function of C's own"),
+        ("read", "is a function of C's own"),
+    ],
+)
+def test_a_name_that_will_not_do_is_refused(create, place, tmp_path, name, message):
+    before = sorted(place.root.rglob("*"))
+    for folder in (None, tmp_path / "outside"):
+        with pytest.raises(ValueError) as caught:
+            create(name, folder)
+        assert message in str(caught.value)
+    assert sorted(place.root.rglob("*")) == before and not (tmp_path / "outside").exists()
+
+
+def test_nothing_is_written_where_a_file_exists_or_the_folder_cannot_be_written(create, tmp_path):
+    file = tmp_path / "kernels/blur_cpu.cpp"
+    file.parent.mkdir()
+    file.write_text("mine")
+    with pytest.raises(ValueError, match=r"there is already .*blur_cpu\.cpp; nothing was written"):
+        create("blur", tmp_path)
+    assert [*tmp_path.rglob("*.*")] == [file] and file.read_text() == "mine"
+    (tmp_path / "ops").write_text("a file where a folder is wanted")
+    with pytest.raises(ValueError, match=r"ops.* cannot be written: "):
+        create("other", tmp_path)
+    assert not [path for path in tmp_path.rglob("*other*")]
+
+
+def test_an_installed_package_wants_a_folder(create, place, monkeypatch, tmp_path):
+    """There HOME is `site-packages/loader`, whose loader.py is called `__init__.py`."""
+    installed = tmp_path / "site-packages/loader"
+    installed.mkdir(parents=True)
+    monkeypatch.setattr(new, "HOME", installed)
+    with pytest.raises(ValueError, match="name a folder with --in FOLDER"):
+        create("blur")
