@@ -139,8 +139,11 @@ class Session:
 
     def build(self, names: list[str], why: dict[str, str] | None = None) -> dict[str, BuildError]:
         """Build those that the store lacks, and those that `why` has a reason for; the errors."""
+        from . import compile_commands
+
         with self._lock:
             missing = self.find(names)
+            compile_commands.write(self.root, self.toolchain)
             missing |= self.manifests([name for name in why or () if name not in missing])
             missing = {n: made_of for n, made_of in missing.items() if not self.is_foreign(n)}
             for name in names:

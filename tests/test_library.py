@@ -28,6 +28,8 @@ def place(tmp_path_factory):
         "loader: built 1 of 1 (square)",
         "loader: built 1 of 1 (cube)",
     ]
+    for root in (checkout.root, folder / "mine"):
+        assert str(root / "ops") in (root / "compile_commands.json").read_text()
     return checkout
 
 
@@ -69,7 +71,9 @@ mine = loader.Library("../mine")
 print(mine.receipt().index is not None, *mine._session.find([*mine._session.units]))
 """
     place.run(code)
-    assert place.run(code).stdout.split() == ["True"]
+    commands = place.root.parent / "mine/compile_commands.json"
+    commands.unlink()
+    assert place.run(code).stdout.split() == ["True"] and not commands.exists()
     header = place.root / "include/elementwise_cpu.h"
     text = header.read_text()
     header.write_text(text + "// edited\n")
