@@ -69,6 +69,17 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("--max-size", metavar="SIZE", help="until no more is left, e.g. 500MB")
     cache.add_argument("--max-age", metavar="AGE", help="what was not used for so long, e.g. 30d")
     cache.add_argument("--clear", action="store_true", help="remove all that is not in use")
+    profile = command(_profile, "profile", "measure one operator's CUDA kernels with NVIDIA's ncu")
+    profile.add_argument("operator")
+    profile.add_argument("--set", metavar="NAME", help="one of `ncu --list-sets`, instead of ours")
+    profile.add_argument("--output", metavar="FILE", help="keep ncu's report in FILE.ncu-rep")
+    sanitize = command(
+        _sanitize, "sanitize", "run operators under compute-sanitizer; exit status 1 for findings"
+    )
+    sanitize.add_argument("operators", nargs="*", help="all of them where none is named")
+    sanitize.add_argument("--tool", nargs="+", choices=("memcheck", "racecheck", "initcheck"))
+    for tool in (profile, sanitize):
+        tool.add_argument("--in", dest="folder", metavar="FOLDER", help="of this loader.Library")
     bench = command(_bench, "bench", "run a benchmark of bench/ and keep its results")
     names = sorted(path.stem for path in (_ROOT / "bench").glob("*.py") if path.stem != "harness")
     bench.add_argument("name", choices=names, help="its own options follow")
@@ -140,6 +151,21 @@ def _cache(options, _) -> int:
     left = f"; {kept} in use stay" if kept else ""
     print(f"removed {removed} ({bytes_text(freed)}) from {store.path.parent}{left}")
     return 0
+
+
+def _profile(options, _) -> int:
+    loader = _loader()
+    from .profile import profile
+
+    print(profile(loader, options.operator, options.folder, options.set, options.output))
+    return 0
+
+
+def _sanitize(options, _) -> int:
+    loader = _loader()
+    from .sanitize import TOOLS, sanitize
+
+    return sanitize(loader, options.operators, options.folder, tuple(options.tool or TOOLS))
 
 
 def _bench(options, rest: list[str]) -> int:
