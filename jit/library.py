@@ -17,11 +17,10 @@ from .session import Session
 from .units import HOME, listed
 
 _loaded: dict[str, "Library"] = {}  # by folder: its operators can be registered only once
-_lock = threading.Lock()
 _FORMS = ("", "_fw", "_bw", "_reference")
 
 
-class Library:
+class Library(ModuleType):  # so that torch.compile sees in it what it sees in loader
     """The operators of a folder that has `ops/`, `kernels/` and, where needed, `include/`.
 
         mine = loader.Library("path/to/folder")
@@ -40,10 +39,11 @@ class Library:
 
     Raises:
         FileNotFoundError: there is no such folder, or no `ops/` in it.
-        ValueError: an operator has no `ops/X.py`, or a name that cannot be used or is taken; or the
-            folder is loaded already, with another cache.
+        ValueError: an operator has no `ops/X.py`, or a name that cannot be used or is taken; the
+            folder is loader's own, or is loaded already, with another cache.
     """
 
+    _lock = threading.RLock()
     _session: Session
     _made_of: tuple[str, str | None]
 
@@ -54,7 +54,7 @@ class Library:
         if cache is not None:
             cache = os.path.abspath(os.path.expanduser(os.fsdecode(cache)))
             caches = (Path(cache),)
-        with _lock:
+        with cls._lock:
             known = _loaded.get(root)
             if known is None:
                 known = _loaded[root] = cls._load(Path(root), caches)
@@ -66,6 +66,9 @@ class Library:
                 )
             return known
 
+    def __init__(self, path, cache=None):
+        pass  # see __new__: it may be there already
+
     @classmethod
     def _load(cls, root: Path, caches: tuple[Path, ...]) -> "Library":
         begun = time.perf_counter()
@@ -76,7 +79,8 @@ class Library:
         word, digest = re.sub(r"\W", "_", root.name), hashlib.sha256(os.fsencode(root)).hexdigest()
         package = ModuleType(f"loader.library_{word}_{digest[:8]}", f"The operators of {root}.")
         package.__path__ = [str(root / "ops")]
-        library = object.__new__(cls)
+        library = super().__new__(cls)
+        ModuleType.__init__(library, root.name, package.__doc__)
         library._session = Session(root, caches, package.__name__)
         sys.modules[package.__name__] = package
         library._session.receipt = Receipt(repr(library))
@@ -112,7 +116,9 @@ class Library:
 
     def __dir__(self) -> list[str]:
         """The operators in all their forms, too."""
-        return sorted({*super().__dir__(), *(u + f for u in self._session.units for f in _FORMS)})
+        return sorted(
+            {*object.__dir__(self), *(u + f for u in self._session.units for f in _FORMS)}
+        )
 
     def __repr__(self) -> str:
         """As it would be made again."""
@@ -123,6 +129,13 @@ class Library:
         return Library, self._made_of
 
 
+def _unlock() -> None:
+    Library._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)  # a thread that held it is not there
+
+
 def _folder(path) -> str:
     try:
         root = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
@@ -131,6 +144,8 @@ def _folder(path) -> str:
         raise TypeError(f"Library: path must be the path of a folder, got {got}") from None
     if not os.path.isdir(root):
         raise FileNotFoundError(f"Library: there is no folder {root}")
+    if root == os.path.realpath(HOME):
+        raise ValueError(f"Library: {root} is loader's own folder, whose operators are loader.X")
     if not os.path.isdir(os.path.join(root, "ops")):
         raise FileNotFoundError(
             f"Library: {root} has no folder ops/ with its operators; give the folder that holds "

@@ -39,6 +39,8 @@ def test_its_operators_are_like_loader_s_own(place):
 import copy, os, pickle, torch, loader
 mine = loader.Library("../mine")
 os.chdir("/")
+run = torch.compile(lambda x: mine.cube(x) + 1, backend="eager", fullgraph=True)
+assert run(torch.ones(2)).tolist() == [2.0, 2.0]
 x = torch.tensor([2.0, -3.0], dtype=torch.float64, requires_grad=True)
 assert torch.ops.octet.cube(x).tolist() == mine.cube_reference(x).tolist() == [8.0, -27.0]
 assert mine.cube_fw(x).tolist() == [8.0, -27.0] and not mine.cube_fw(x).requires_grad
@@ -98,7 +100,7 @@ def test_what_cannot_be_loaded_gets_one_clear_error(place):
     code = """
 import loader
 loader.Library("../mine")
-for path in ("../nowhere", "../empty", "../taken", "../again", "../bare", "../odd", 7):
+for path in ("../nowhere", "../empty", "../taken", "../again", "../bare", "../odd", 7, "."):
     try:
         loader.Library(path)
     except (ValueError, TypeError, FileNotFoundError) as error:
@@ -130,6 +132,7 @@ except loader.BuildError as error:
         (f"ValueError Library: {folder}/bare/ops/fourth.cpp has no fourth.py", "ops/square.py"),
         (f"ValueError Library: {folder}/odd/ops/build.cpp: an operator's name", "got 'build'"),
         ("TypeError Library: path must be the path of a folder, got int", ""),
+        (f"ValueError Library: {place.root} is loader's own folder", "operators are loader.X"),
         (f"Library: {folder}/sound is loaded already, with the cache {folder}/other", "third"),
         ("fifth: there is no build of these sources", "LOADER_BUILD=never forbids"),
     ]
