@@ -103,7 +103,8 @@ class Reloader:
     def __init__(self):
         self._lock = threading.RLock()
         self._operators: dict[tuple[int, str], Operator] = {}
-        self._seen: dict[str, tuple] = {}
+        self._seen: dict[str, tuple | None] = {}
+        self._sessions: list[Session] = []
         self.history: list[Edit] = []
 
     def stand_by(self) -> None:
@@ -114,7 +115,9 @@ class Reloader:
 
     def is_unchanged(self) -> bool:
         """Whether no source file was touched since they were last looked at; well below 1 ms."""
-        return bool(self._seen) and all(_stamp(path) == seen for path, seen in self._seen.items())
+        return len(self._sessions) == len(SESSIONS) and all(
+            _stamp(path) == seen for path, seen in self._seen.items()
+        )
 
     def reload(self, names: Iterable[str] = (), force: bool = False, limit: float = TIME_LIMIT):
         """Take in the edits of the operators named, or of all; a Report of them."""
@@ -178,8 +181,8 @@ class Reloader:
                 for file in listed(folder):
                     path = str(folder / file)
                     stamps[path] = _stamp(path)
-        self._seen = stamps
-        for session in SESSIONS:
+        self._seen, self._sessions = stamps, [*SESSIONS]
+        for session in self._sessions:
             session.discover()
             sources = Sources(session.root, session.toolchain.header_folders)
             for name in [*session.units]:
