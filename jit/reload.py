@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import NamedTuple
 
 from . import toolchain
 from .build import cores
@@ -38,12 +39,17 @@ class Version:
     """One state of an operator in this process.
 
     Attributes:
-        files: the text of every file of the unit, by path; `key` the digest of those compiled.
+        key: of the build; empty where there is none.
+        made_of: the digests of the files that were compiled, by path.
+        python: the stamps of the Python files that were run.
+        files: the text of all of them.
         swap: the library in place; None for the one that was loaded first.
     """
 
     key: str
-    files: dict[str, bytes]
+    made_of: dict[str, str]
+    python: dict[str, tuple | None] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
     swap: Swap | None = None
     resources: dict[str, Resources] = field(default_factory=dict)
     microseconds: float | None = None
@@ -75,26 +81,53 @@ class Edit:
         return "\n".join([headline(self, unit=False), *self.text.split("\n")[:3]]).strip()
 
 
+class Task(NamedTuple):
+    """An operator and what differs of it: files to compile, Python files to run."""
+
+    operator: "Operator"
+    compile: list[str]
+    run: list[str]
+    new: bool  # not seen before
+    seen: tuple[dict, dict]
+
+
 class Operator:
     """One operator of a session, as far as edits go."""
 
     def __init__(self, session: Session, name: str):
         self.session, self.name = session, name
-        self.compiled = _made_of(session, name)
-        self.python: dict[str, tuple] = {}  # stamps
-        self.versions = [Version(session.keys.get(name, ""), {})]
-        self.refused: Rebuilt | None = None
+        key = session.loaded.get(name) or session.keys.get(name, "")
+        if recorded := session.store.manifest(name, key):
+            made_of = recorded["inputs"]["files"]
+        elif name in session.errors:
+            made_of = {}  # whatever mends it is an edit
+        else:
+            made_of = _sources_now(session, name)
+        self.versions = [Version(key, made_of)]
+        self.seen: tuple[dict, dict] = made_of, self.versions[-1].python
 
-    def changed(self, sources: Sources) -> tuple[dict, list[str], list[str]]:
-        """The manifest as files are now; the files to compile that changed, and the Python ones."""
-        inputs = manifest(self.session.units[self.name], self.session.toolchain, sources)
-        if self.compiled is None:
-            self.compiled = inputs["files"]
-        differ = [p for p, digest in inputs["files"].items() if self.compiled.get(p) != digest]
-        for path, stamp in _imported(self.session, self.name).items():
-            self.python.setdefault(path, stamp)
-        now = _python_files(self.session, self.name)
-        return inputs, differ, [path for path in now if self.python[path] != now[path]]
+    def look(self, sources: Sources) -> Task | None:
+        """What differs from the code in use, if that or all is new since the last task taken.
+
+        An edit that was refused goes on to differ until it is mended.
+        """
+        live = self.versions[-1]
+        unit, toolchain = self.session.units[self.name], self.session.toolchain
+        compiled = manifest(unit, toolchain, sources)["files"]
+        since = self.session.imported.get(self.name, 0.0)
+        python = _python_files(self.session, self.name)
+        for path, stamp in python.items():  # imported meanwhile, before or after an edit
+            if path not in live.python:
+                live.python[path] = stamp if stamp and stamp[0] / 1e9 < since else None
+        differ = [p for p, digest in compiled.items() if live.made_of.get(p) != digest]
+        again = [p for p, stamp in python.items() if live.python[p] != stamp]
+        new = any(self.seen[0].get(p) != digest for p, digest in compiled.items())
+        new |= any(self.seen[1].get(p, live.python[p]) != stamp for p, stamp in python.items())
+        if not differ and not again and not live.files:
+            live.files = _texts(self.session, self.name, compiled)
+        return (
+            Task(self, differ, again, new, (compiled, python)) if new or differ or again else None
+        )
 
 
 class Reloader:
@@ -110,7 +143,8 @@ class Reloader:
     def stand_by(self) -> None:
         """Get ready for edits: note what there is, and start the process that tries them."""
         with self._lock:
-            self._look()
+            if self._look():
+                self._sessions = []  # edited already: look again before the next cell
             self._trials.start()
 
     def is_unchanged(self) -> bool:
@@ -123,19 +157,19 @@ class Reloader:
         """Take in the edits of the operators named, or of all; a Report of them."""
         with self._lock:
             begun = time.perf_counter()
-            work = self._look({*names})
-            if force:
-                edited = {id(operator) for operator, *_ in work}
-                for operator in self._operators.values():
-                    chosen = not names or operator.name in names
-                    if operator.refused and id(operator) not in edited and chosen:
-                        work.append((operator, [*operator.refused.compiled], []))
+            tasks = self._look()
+            chosen = [t for t in tasks if not names or t.operator.name in names]
+            work = [task for task in chosen if task.new or force]
+            if len(chosen) < len(tasks):
+                self._sessions = []  # there is more to do
+            for task in work:
+                task.operator.seen = task.seen
             if not work:
                 return Report([])
             jobs = max(1, -(-cores() // len(work)))
 
             def take_in(task):
-                return self._take_in(*task, force, limit, jobs, begun)
+                return self._take_in(task, force, limit, jobs, begun)
 
             if len(work) == 1:  # in this thread, where Ctrl-C ends it
                 edits = [take_in(work[0])]
@@ -152,7 +186,14 @@ class Reloader:
             if operator is None or len(operator.versions) == 1:
                 raise ValueError(f"revert: there is no edit of {name!r} in this process to go back")
             begun = time.perf_counter()
-            newer, older = operator.versions.pop(), operator.versions[-1]
+            newer, older = operator.versions[-1], operator.versions[-2]
+            if any(p not in older.files for p in newer.files if p.endswith(".py")):
+                raise ValueError(
+                    f"revert: the Python side of {name!r} was edited before loader looked at it, "
+                    "so what it was is not known; `%load_ext loader` or `loader.reload()` before "
+                    "the first edit lets it be kept"
+                )
+            operator.versions.pop()
             if older.swap is not newer.swap:
                 if older.swap:
                     older.swap.commit()
@@ -163,11 +204,12 @@ class Reloader:
             changed = {p: t for p, t in texts.items() if newer.files.get(p) != t}
             _run_again(session, name, changed)
             differ = [p for p, t in older.files.items() if newer.files.get(p) != t]
+            older.python |= dict.fromkeys(changed)  # the files have what was taken back
             edit = Edit(name, differ, "reverted", seconds=time.perf_counter() - begun)
             self.history.append(edit)
             return edit
 
-    def _look(self, names: set[str] = frozenset()) -> list[tuple[Operator, list[str], list[str]]]:
+    def _look(self) -> list[Task]:
         """What is to do, after a look at every file; those are what `is_unchanged` compares with.
 
         The files are looked at before they are read: an edit in between is found the next time.
@@ -191,30 +233,19 @@ class Reloader:
                 operator = self._operators.get((id(session), name))
                 if operator is None:
                     operator = self._operators[id(session), name] = Operator(session, name)
-                inputs, differ, python = operator.changed(sources)
-                if not operator.versions[-1].files and not differ and not python:
-                    operator.versions[-1].files = _texts(session, name, inputs)
-                if (differ or python) and (not names or name in names):
-                    work.append((operator, differ, python))
+                if task := operator.look(sources):
+                    work.append(task)
         return work
 
     @cached_property
     def _trials(self) -> Trials:
         return Trials(guard_library(SESSIONS[0].caches[-1]))
 
-    def _take_in(
-        self,
-        operator: Operator,
-        differ: list[str],
-        python: list[str],
-        force: bool,
-        limit: float,
-        jobs: int,
-        begun: float,
-    ) -> Edit:
+    def _take_in(self, task: Task, force: bool, limit: float, jobs: int, begun: float) -> Edit:
         """Build, try and put in place one operator's edit."""
+        operator = task.operator
         session, name = operator.session, operator.name
-        edit = Edit(name, [*differ, *python], before=operator.versions[-1])
+        edit = Edit(name, [*task.compile, *task.run], before=operator.versions[-1])
         gpu = toolchain.has_gpu() and bool(session.toolchain.architectures)
         trial = self._trials.prepare(name, session.root, gpu)
         rebuilt = None
@@ -225,12 +256,11 @@ class Reloader:
                     "in a new process",
                     name,
                 )
-            operator.python |= _python_files(session, name)
-            if differ:
-                try:
-                    rebuilt = edit.rebuilt = rebuild(session, name, jobs)
-                finally:
-                    operator.compiled = _sources_now(session, name)
+            if not edit.files:
+                edit.text = "the sources are again those of the code in use"
+                return edit
+            if task.compile:
+                rebuilt = edit.rebuilt = rebuild(session, name, jobs)
                 session.errors.pop(name, None)
             self._decide(operator, edit, trial, gpu, limit, force)
         except BuildError as error:
@@ -245,29 +275,25 @@ class Reloader:
     def _decide(self, operator: Operator, edit: Edit, trial, gpu: bool, limit: float, force: bool):
         session, name, rebuilt = operator.session, operator.name, edit.rebuilt
         library = rebuilt.library if rebuilt else _library_in_use(operator)
-        files = [*rebuilt.compiled] if rebuilt else []
-        only_cpu = files and all(file.endswith("_cpu.cpp") for file in files)
-        only_cuda = files and all(file.endswith(".cu") for file in files)
-        devices = ([] if only_cuda and gpu else ["cpu"]) + (
-            ["cuda"] if gpu and not only_cpu else []
-        )
+        only_cpu = all(file.endswith("_cpu.cpp") for file in edit.files)
+        only_cuda = all(file.endswith((".cu", ".cuh")) for file in edit.files)
+        devices = [] if gpu and only_cuda else ["cpu"]
+        devices += ["cuda"] if gpu and not only_cpu else []
         edit.verdict = trial.run(library, devices, limit, timed="cuda" in devices)
         if edit.verdict.outcome not in ("right", "untried") and not force:
             edit.outcome, edit.text = "refused", edit.verdict.text
-            operator.refused = rebuilt
             return
         before = operator.versions[-1]
+        texts = _texts(session, name, rebuilt.inputs["files"] if rebuilt else ())
         after = Version(
             rebuilt.key if rebuilt else before.key,
-            {**before.files},
+            rebuilt.inputs["files"] if rebuilt else before.made_of,
+            _python_files(session, name),
+            before.files | {p: text for p, text in texts.items() if before.files.get(p) != text},
             before.swap,
             {**before.resources, **(rebuilt.resources if rebuilt else {})},
             edit.verdict.microseconds or before.microseconds,
         )
-        texts = _texts(session, name, rebuilt.inputs if rebuilt else None)
-        after.files |= {
-            path: text for path, text in texts.items() if before.files.get(path) != text
-        }
         if rebuilt and name in session.loaded:
             after.swap = Swap(name, rebuilt.swap_library())
         changed = {p: after.files[p] for p in edit.files if p.endswith(".py") and p in after.files}
@@ -284,7 +310,6 @@ class Reloader:
             session.keys[name] = rebuilt.key
             if name in session.loaded:
                 session.loaded[name] = rebuilt.key
-        operator.refused = None
         operator.versions.append(after)
 
 
@@ -351,12 +376,6 @@ def _stamp(path: str) -> tuple | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _made_of(session: Session, name: str) -> dict[str, str] | None:
-    """The digests of the files that the build in use was made of; None where nobody knows."""
-    recorded = session.store.manifest(name, session.loaded.get(name) or session.keys.get(name, ""))
-    return recorded["inputs"]["files"] if recorded else None
-
-
 def _sources_now(session: Session, name: str) -> dict[str, str]:
     sources = Sources(session.root, session.toolchain.header_folders)
     return manifest(session.units[name], session.toolchain, sources)["files"]
@@ -370,9 +389,9 @@ def _library_in_use(operator: Operator) -> Path:
     return library
 
 
-def _texts(session: Session, name: str, inputs: dict | None) -> dict[str, bytes]:
-    """The content of a unit's files: those compiled, if `inputs` has them, and the Python ones."""
-    paths = [*(inputs["files"] if inputs else ()), *_python_files(session, name)]
+def _texts(session: Session, name: str, compiled: Iterable[str]) -> dict[str, bytes]:
+    """The content of the files named, and of the Python files of a unit."""
+    paths = [*compiled, *_python_files(session, name)]
     return {path: (session.root / path).read_bytes() for path in paths}
 
 
@@ -403,13 +422,6 @@ def _used(session: Session, module: ModuleType) -> list[ModuleType]:
         for found in sorted(names)
         if found.startswith(prefix) and found in sys.modules and found != module.__name__
     ]
-
-
-def _imported(session: Session, name: str) -> dict[str, tuple]:
-    """The stamps that an operator's Python files had when they were imported, as far as known."""
-    since = session.imported.get(name, float("inf"))
-    now = _python_files(session, name)
-    return {path: stamp if stamp and stamp[0] / 1e9 < since else () for path, stamp in now.items()}
 
 
 def _run_again(session: Session, name: str, texts: dict[str, bytes]) -> None:
