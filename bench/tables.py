@@ -1,49 +1,58 @@
-"""The performance tables of docs, made from result files: `python -m loader bench tables`."""
+"""The tables of README and docs, made from result files: `python -m loader bench tables`."""
 
 import json
+import re
+from pathlib import Path
 
 import loader
 from harness import RESULTS, source_key
 
-PAGE = loader._root / "docs" / "performance.md"
-BEGIN, END = "<!-- made by `python -m loader bench tables` -->", "<!-- end -->"
-DIRECTIONS = ("forward", "backward to feats", "backward to both")
 PEERS = ("eager", "compile", "tutorial")
+_MARK = "<!-- `python -m loader bench tables` makes this: {} -->"
+_END = "<!-- end -->"
 
 
-def tables() -> str:
-    """The tables in Markdown, one for each result file."""
-    return "\n".join(table(path) for path in sorted(RESULTS.glob("*.json"), reverse=True))
+def kernels() -> str:
+    """A table for each operator and device: its cases, times as multiples of ours for the peers."""
+    records = ((path, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json")))
+    return "\n".join(_kernels(r) for _, r in reversed([*records]) if "us" in r["rows"][0])
 
 
-def table(path) -> str:
-    """One result file: a line for each case, with times as multiples of ours for the peers."""
-    record = json.loads(path.read_text())
+def _kernels(record: dict) -> str:
     (operator, measured), *_ = record["sources"].items()
     stale = "" if measured == source_key(operator) else " **Its sources have changed since.**"
-    peers = [peer for peer in PEERS if any(peer in row["us"] for row in record["rows"])]
-    versions = f"torch {record['torch']}, {record['threads']} threads, {record['date']}"
-    head = ["", "N x F", "dtype", "time", "GB/s", "of a copy", *peers]
+    rows = record["rows"]
+    names = dict.fromkeys(name for row in rows for name in row["us"])
+    peers = [name for name in names if name not in ("loader", "copy")]
+    directions = [*dict.fromkeys(row["direction"] for row in rows)]
+    head = ["", "case", "dtype", "time", "GB/s", "of a copy", *peers]
     lines = [
-        f"`{operator}` on {record['device']} ({versions}, sources {measured}).{stale}",
+        f"`{operator}` on {_circumstances(record)}, sources {measured}.{stale}",
         "",
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
     ]
-    for row in sorted(record["rows"], key=lambda r: DIRECTIONS.index(r["direction"])):
+    for row in sorted(rows, key=lambda r: directions.index(r["direction"])):
         us = {name: times["median"] for name, times in row["us"].items()}
         ours = us["loader"]
         time = f"{ours:.1f} us" if ours < 1000 else f"{ours / 1000:.2f} ms"
-        share = f"{100 * us['copy'] / ours:.0f} %"
         others = [f"{us[peer] / ours:.2f}x" if peer in us else "" for peer in peers]
-        size, bandwidth = f"{row['N']} x {row['F']}", f"{row['bytes'] / ours / 1e3:.0f}"
-        cells = [row["direction"], size, row["dtype"], time, bandwidth, share, *others]
+        case = row.get("case") or f"{row['N']} x {row['F']}"
+        share, bandwidth = f"{100 * us['copy'] / ours:.0f} %", f"{row['bytes'] / ours / 1e3:.0f}"
+        cells = [row["direction"], case, row["dtype"], time, bandwidth, share, *others]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
+def _circumstances(record: dict) -> str:
+    return (
+        f"{record['device']} (torch {record['torch']}, {record['threads']} threads, "
+        f"{record['date']})"
+    )
+
+
 def summary() -> str:
-    """The README's table: trilinear interpolation on the GPU, in float32."""
+    """Trilinear interpolation on the GPU, in float32."""
     record = json.loads((RESULTS / "trilinear_interpolation_cuda.json").read_text())
     lines = [
         f"`trilinear_interpolation`, float32, {record['device']}, torch {record['torch']}, "
@@ -65,8 +74,92 @@ def summary() -> str:
     return "\n".join(lines)
 
 
+def edit_loop() -> str:
+    """From a saved edit to the first result, and what random edits did to a process."""
+    parts = []
+    for path in sorted(RESULTS.glob("edit_loop_*.json")):
+        record = json.loads(path.read_text())
+        lines = [
+            f"On {record['device']}, {record['cores']} cores (torch {record['torch']}, "
+            f"{record['date']}); seconds, medians:",
+            "",
+            "| | | median | least | most | of it the compiler | runs |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for row in record["rows"]:
+            times = [f"{row[name]:.2f}" for name in ("median", "least", "most")]
+            compiler = f"{row['compile']:.2f}" if "compile" in row else ""
+            cells = [row["who"], row["case"], *times, compiler, str(row["runs"])]
+            lines.append("| " + " | ".join(cells) + " |")
+        parts.append("\n".join(lines) + "\n")
+    for path in sorted(RESULTS.glob("edits_*.json")):
+        record = json.loads(path.read_text())
+        (row,) = record["rows"]
+        outcomes = ", ".join(f"{count} {what}" for what, count in row["outcomes"].items())
+        parts.append(
+            f"{row['count']} random edits of the CPU kernel of `square` in one process "
+            f"({record['device']}, {record['date']}): {outcomes}; "
+            f"{len(row['mistakes'])} ended as they should not; {row['bytes_an_edit'] / 1024:.0f} "
+            "KiB of memory an edit.\n"
+        )
+    return "\n".join(parts)
+
+
+def inline() -> str:
+    """`load_inline` beside torch's own."""
+    parts = []
+    for path in sorted(RESULTS.glob("inline_*.json")):
+        record = json.loads(path.read_text())
+        lines = [f"Seconds on {_circumstances(record)}:", ""]
+        lines += ["| snippet | | loader | torch | |", "|---|---|---|---|---|"]
+        times = {(r["snippet"], r["stage"], r["who"]): r["median"] for r in record["rows"]}
+        for (snippet, stage, who), ours in times.items():
+            if who != "loader":
+                continue
+            theirs = times.get((snippet, stage, "torch"))
+            others = [f"{theirs:.3g}", f"{theirs / ours:.0f}x"] if theirs else ["", ""]
+            lines.append("| " + " | ".join([snippet, stage, f"{ours:.3g}", *others]) + " |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def source_module() -> str:
+    """Kernels from a string."""
+    parts = []
+    for path in sorted(RESULTS.glob("source_module_*.json")):
+        record = json.loads(path.read_text())
+        lines = [
+            f"On {_circumstances(record)}:",
+            "",
+            "| | median | p10 | p90 |",
+            "|---|---|---|---|",
+        ]
+        for row in record["rows"]:
+            times = [f"{row[name]:.3g} {row['unit']}" for name in ("median", "p10", "p90")]
+            lines.append("| " + " | ".join([row["name"], *times]) + " |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+TABLES = {f.__name__: f for f in (kernels, summary, edit_loop, inline, source_module)}
+
+
+def pages() -> list[Path]:
+    """Those that have tables."""
+    return [loader._root / "README.md", *sorted((loader._root / "docs").glob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """A page with its tables as the result files have them."""
+    pattern = re.escape(_MARK).replace(r"\{\}", r"(\w+)") + r"\n.*?" + re.escape(_END)
+
+    def table(found: re.Match) -> str:
+        return f"{_MARK.format(found[1])}\n{TABLES[found[1]]()}\n{_END}"
+
+    return re.sub(pattern, table, text, flags=re.DOTALL)
+
+
 def main(arguments=None) -> None:
-    """Put the tables between their marks, on their page and in the README."""
-    for page, text in ((PAGE, tables()), (loader._root / "README.md", summary())):
-        before, rest = page.read_text().split(BEGIN)
-        page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    """Put the tables between their marks, on every page."""
+    for page in pages():
+        page.write_text(filled(page.read_text()))
