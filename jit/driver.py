@@ -1,0 +1,117 @@
+"""The few functions of CUDA's driver that load a kernel and launch it.
+
+Called through ctypes, whose call takes a microsecond; they have been the same since CUDA 4. torch
+has loaded the driver and owns the contexts: a device's primary one is current where torch works.
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+
+_INVALID_CONTEXT = 201
+# Attributes of a function, as the driver numbers them.
+MAX_THREADS, STATIC_SHARED, LOCAL, REGISTERS, MAX_DYNAMIC_SHARED = 0, 1, 3, 4, 8
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The driver with the types of what is called there; RuntimeError where there is no driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RuntimeError(
+            f"source_module: a kernel cannot be launched here: NVIDIA's driver is missing ({error})"
+            '; make the module with device="cpu" for small cases'
+        ) from None
+    handle, unsigned, pointer = ctypes.c_void_p, ctypes.c_uint, ctypes.POINTER
+    cuda.cuModuleLoadData.argtypes = (pointer(handle), ctypes.c_char_p)
+    cuda.cuModuleGetFunction.argtypes = (pointer(handle), handle, ctypes.c_char_p)
+    cuda.cuFuncGetAttribute.argtypes = (pointer(ctypes.c_int), ctypes.c_int, handle)
+    cuda.cuFuncSetAttribute.argtypes = (handle, ctypes.c_int, ctypes.c_int)
+    cuda.cuLaunchKernel.argtypes = (handle, *[unsigned] * 7, handle, handle, handle)
+    cuda.cuGetErrorName.argtypes = (ctypes.c_int, pointer(ctypes.c_char_p))
+    cuda.cuGetErrorString.argtypes = (ctypes.c_int, pointer(ctypes.c_char_p))
+    if hasattr(cuda, "cuFuncGetParamInfo"):  # from CUDA 12.4 on
+        size = pointer(ctypes.c_size_t)
+        cuda.cuFuncGetParamInfo.argtypes = (handle, ctypes.c_size_t, size, size)
+    return cuda
+
+
+def check(status: int, what: str) -> None:
+    """RuntimeError with the driver's own words unless a call succeeded."""
+    if status:
+        name, text = ctypes.c_char_p(), ctypes.c_char_p()
+        library().cuGetErrorName(status, ctypes.byref(name))
+        library().cuGetErrorString(status, ctypes.byref(text))
+        said = [(x.value or b"unknown").decode() for x in (name, text)]
+        raise RuntimeError(f"{what}: {said[0]}: {said[1]}")
+
+
+def load(code: bytes, device: int) -> int:
+    """A module made of machine code or PTX, in a device's context; it stays until the process ends.
+
+    Work in flight may use it, and a caller's next build is another one.
+    """
+    module = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        torch.cuda.current_stream(device)
+        torch.empty(0, device=f"cuda:{device}")  # makes the primary context, and makes it current
+        check(_in_context(lambda: library().cuModuleLoadData(ctypes.byref(module), code)), "load")
+    return module.value
+
+
+def function(module: int, symbol: str, device: int) -> int:
+    """A kernel of a module."""
+    found = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        status = library().cuModuleGetFunction(ctypes.byref(found), module, symbol.encode())
+        check(status, symbol)
+    return found.value
+
+
+def attribute(function: int, which: int) -> int:
+    """An attribute of a function; the first one asked for loads its code onto the device."""
+    value = ctypes.c_int()
+    check(library().cuFuncGetAttribute(ctypes.byref(value), which, function), "attributes")
+    return value.value
+
+
+def allow_shared(function: int, size: int) -> None:
+    """Let a function have this much dynamic shared memory, where that is more than 48 KiB."""
+    check(library().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, size), "shared memory")
+
+
+def parameter_sizes(function: int) -> list[int] | None:
+    """Bytes of each parameter; None where the driver is too old to tell."""
+    if not hasattr(library(), "cuFuncGetParamInfo"):
+        return None
+    sizes: list[int] = []
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    while not library().cuFuncGetParamInfo(
+        function, len(sizes), ctypes.byref(offset), ctypes.byref(size)
+    ):
+        sizes.append(size.value)
+    return sizes
+
+
+def launch(function: int, shape: tuple[int, ...], stream: int, arguments: int, name: str) -> None:
+    """Put a launch into a stream of the current device; `shape` is grid, block and shared bytes.
+
+    `arguments` is the address of an array with the address of each argument; they are copied.
+    """
+    call = library().cuLaunchKernel
+    status = call(function, *shape, stream, arguments, None)
+    if status:
+        again = _in_context(lambda: call(function, *shape, stream, arguments, None), status)
+        check(again, name)
+
+
+def _in_context(call, status: int | None = None) -> int:
+    """The status of a call, made again with torch's context where this thread had none yet."""
+    status = call() if status is None else status
+    if status == _INVALID_CONTEXT:
+        torch.cuda.set_device(torch.cuda.current_device())
+        torch.cuda.current_stream().query()
+        status = call()
+    return status

@@ -1,0 +1,40 @@
+"""Where the literal of a source string stands, so that errors in it can be shown there."""
+
+import ast
+import linecache
+import sys
+import textwrap
+
+
+def locate(source: str, depth: int = 1) -> tuple[str, int] | None:
+    """File (or notebook cell) and number of the line that the string's first line stands on.
+
+    `depth` counts the calls between here and the code that holds the literal: 1 is the caller of
+    the function that calls this. None where no literal is this string line by line.
+    """
+    return locate_in(source, sys._getframe(depth + 1).f_code.co_filename)
+
+
+def locate_in(source: str, file: str) -> tuple[str, int] | None:
+    """The same for a literal in this file, or in this cell as IPython calls it."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (ValueError, SyntaxError, RecursionError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            lines = node.value.count("\n")
+            same = source in (node.value, textwrap.dedent(node.value), node.value.strip())
+            if same and lines and lines == node.end_lineno - node.lineno:
+                stripped = source == node.value.strip() and source != node.value
+                skipped = len(node.value) - len(node.value.lstrip()) if stripped else 0
+                return _shown(file), node.lineno + node.value[:skipped].count("\n")
+    return None
+
+
+def _shown(file: str) -> str:
+    """A notebook cell's number for the file that IPython compiles it as."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    name = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    return " ".join(name) if name else file
