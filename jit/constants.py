@@ -1,7 +1,8 @@
 """Compile-time constants of a kernel: names that C++ takes, values as C++ spells them.
 
-They reach the compiler as macros, so that `#if KERNEL_R > 3`, array sizes and template arguments
-all take them, and no line of the source moves.
+Numbers are macros, so that `#if KERNEL_R > 3`, array sizes and template arguments all take them;
+types are aliases, which leave a `template <typename T>` alone. They stand before the source, and
+behind the compiler's own headers.
 """
 
 import math
@@ -43,8 +44,20 @@ TYPES = {
 }
 
 
+_HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
+
+
+def prologue(definitions: Mapping[str, str], file: str) -> str:
+    """What stands before a source that is called `file`, so that its lines keep their numbers."""
+    types = {name: text for name, text in definitions.items() if text in TYPES.values()}
+    lines = [f"#include <{header}>" for kind, header in _HEADERS.items() if kind in types.values()]
+    lines += [f"using {name} = {text};" for name, text in types.items()]
+    lines += [f"#define {name} {text}" for name, text in definitions.items() if name not in types]
+    return "\n".join([*lines, f'#line 1 "{file}"\n'])
+
+
 def definitions(constants: Mapping[str, object]) -> dict[str, str]:
-    """The macro of each constant, by name; ValueError or TypeError for what cannot be one."""
+    """C++'s text for each constant, by name; ValueError or TypeError for what cannot be one."""
     return {name: _literal(_checked(name), constants[name]) for name in sorted(constants)}
 
 

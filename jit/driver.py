@@ -30,6 +30,9 @@ def library() -> ctypes.CDLL:
     cuda.cuFuncGetAttribute.argtypes = (pointer(ctypes.c_int), ctypes.c_int, handle)
     cuda.cuFuncSetAttribute.argtypes = (handle, ctypes.c_int, ctypes.c_int)
     cuda.cuLaunchKernel.argtypes = (handle, *[unsigned] * 7, handle, handle, handle)
+    cuda.cuDeviceGet.argtypes = (pointer(ctypes.c_int), ctypes.c_int)
+    cuda.cuDevicePrimaryCtxRetain.argtypes = (pointer(handle), ctypes.c_int)
+    cuda.cuCtxSetCurrent.argtypes = (handle,)
     cuda.cuGetErrorName.argtypes = (ctypes.c_int, pointer(ctypes.c_char_p))
     cuda.cuGetErrorString.argtypes = (ctypes.c_int, pointer(ctypes.c_char_p))
     if hasattr(cuda, "cuFuncGetParamInfo"):  # from CUDA 12.4 on
@@ -55,8 +58,7 @@ def load(code: bytes, device: int) -> int:
     """
     module = ctypes.c_void_p()
     with torch.cuda.device(device):
-        torch.cuda.current_stream(device)
-        torch.empty(0, device=f"cuda:{device}")  # makes the primary context, and makes it current
+        torch.empty(1, device=f"cuda:{device}")  # there is a context from here on
         check(_in_context(lambda: library().cuModuleLoadData(ctypes.byref(module), code)), "load")
     return module.value
 
@@ -95,23 +97,21 @@ def parameter_sizes(function: int) -> list[int] | None:
     return sizes
 
 
-def launch(function: int, shape: tuple[int, ...], stream: int, arguments: int, name: str) -> None:
-    """Put a launch into a stream of the current device; `shape` is grid, block and shared bytes.
-
-    `arguments` is the address of an array with the address of each argument; they are copied.
-    """
+def launch_again(status: int, name: str, *arguments) -> None:
+    """After a launch that failed: once more, where this thread had no context yet; or the error."""
     call = library().cuLaunchKernel
-    status = call(function, *shape, stream, arguments, None)
-    if status:
-        again = _in_context(lambda: call(function, *shape, stream, arguments, None), status)
-        check(again, name)
-
-
-def _in_context(call, status: int | None = None) -> int:
-    """The status of a call, made again with torch's context where this thread had none yet."""
-    status = call() if status is None else status
     if status == _INVALID_CONTEXT:
-        torch.cuda.set_device(torch.cuda.current_device())
-        torch.cuda.current_stream().query()
+        status = _in_context(lambda: call(*arguments))
+    check(status, name)
+
+
+def _in_context(call) -> int:
+    """The status of a call, made again with torch's context where this thread had none yet."""
+    status = call()
+    if status == _INVALID_CONTEXT:
+        cuda, device, context = library(), ctypes.c_int(), ctypes.c_void_p()
+        check(cuda.cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()), "device")
+        check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "context")
+        check(cuda.cuCtxSetCurrent(context), "context")
         status = call()
     return status

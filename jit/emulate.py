@@ -61,10 +61,12 @@ def compile(
     source: str,
     folder: Path,
     folders: tuple[str, ...],
-    constants: dict[str, str],
+    prologue: str,
     names: tuple[str, ...],
 ) -> tuple[Path, list[dict]]:
     """A library in `folder` that runs the kernels of a source, and which they are.
+
+    `prologue` stands before the source and ends with a `#line`; `folders` have headers.
 
     BuildError with the compiler's output; Unsupported for what only a GPU can run.
     """
@@ -72,18 +74,17 @@ def compile(
         line = source.count("\n", 0, match.start()) + 1
         raise Unsupported(f"<{match[1]}>, a header for GPUs", FILE, line)
     (folder / FILE).write_text(source)
-    (folder / "unit.cpp").write_text(f'#include "emulate.h"\n#line 1 "{FILE}"\n{source}\n')
+    (folder / "unit.cpp").write_text(f'#include "emulate.h"\n{prologue}{source}\n')
     (folder / "none").mkdir()
     for header in _NO_HEADERS:
         (folder / "none" / header).touch()
     paths = [f"-I{path}" for path in (folder / "none", *folders)]
-    macros = [f"-D{name}={value}" for name, value in constants.items()]
-    text = _run(["-E", "-x", "c++", *paths, *macros, "unit.cpp"], folder)
+    text = _run(["-E", "-x", "c++", *paths, "unit.cpp"], folder)
     own = _own_lines(text)
     _refuse(own)
     found = kernels("\n".join(line for *_, line in own), _MARK)
     found = [kernel for kernel in found if not kernel.template]
-    found += [Kernel(name, (), 0, False) for name in names]
+    found += [Kernel(name, (), False) for name in names]
     launchers = "\n".join(_launcher(i, kernel.name) for i, kernel in enumerate(found))
     (folder / "unit.ii").write_text(f'{text}\n# 1 "kernels"\n{launchers}\n')
     _run(["-x", "c++-cpp-output", "unit.ii", "-shared", "-o", "kernels.so"], folder)

@@ -145,8 +145,8 @@ class CpuFunction(_Function):
                 )
         shape = self._shape(grid, block, shared, _MOST_THREADS, "")
         if shared or stream is not None:
-            what = "shared memory" if shared else "streams"
-            raise NotImplementedError(f"{self.name}: there are no {what} on the CPU")
+            what = "is no shared memory" if shared else "are no streams"
+            raise NotImplementedError(f"{self.name}: there {what} on the CPU")
         arguments = _Arguments(self.parameters)
         failure = self._library.run(self._number, shape, arguments.fill(values))
         if failure:
@@ -195,7 +195,7 @@ class CudaFunction(_Function):
         """The kernel on a device, loaded there."""
         from . import driver
 
-        self._launch = driver.launch
+        self._launch, self._again = driver.library().cuLaunchKernel, driver.launch_again
         with torch.cuda.device(index):
             module, symbol = self._module(index)
             loaded = _Loaded(driver.function(module, symbol, index), index)
@@ -245,15 +245,21 @@ class CudaFunction(_Function):
             arguments = _Arguments(self.parameters)
         address = arguments.fill(values)
         if index == torch._C._cuda_getDevice():
-            self._launch(on.handle, shape, stream, address, self.name)
+            status = self._launch(on.handle, *shape, stream, address, None)
+            if status:
+                self._again(status, self.name, on.handle, *shape, stream, address, None)
         else:
             with torch.cuda.device(index):
-                self._launch(on.handle, shape, stream, address, self.name)
+                status = self._launch(on.handle, *shape, stream, address, None)
+                if status:
+                    self._again(status, self.name, on.handle, *shape, stream, address, None)
         self._free.append(arguments)  # the driver has copied them
 
     def _new_shape(self, on: _Loaded, grid, block, shared) -> tuple[int, ...]:
         """A grid, block and shared memory of which this function has not heard yet."""
-        few = f" with its {on.registers} registers" if on.most_threads < _MOST_THREADS else ""
+        few = ""
+        if on.most_threads < _MOST_THREADS:
+            few = f", as it was compiled ({on.registers} registers)"
         shape = self._shape(grid, block, shared, on.most_threads, few)
         if shared + on.static_shared > on.most_shared:
             raise ValueError(

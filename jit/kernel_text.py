@@ -7,6 +7,8 @@ behind (signature.py).
 import re
 from dataclasses import dataclass
 
+from .signature import split_commas
+
 _NOT_CODE = re.compile(
     r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"'
     r"|\"(?:\\.|[^\"\\\n])*\"|(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+'",
@@ -29,7 +31,6 @@ class Kernel:
 
     name: str  # with its namespaces
     parameters: tuple[str, ...]  # their names, "" where one has none
-    line: int
     template: bool
 
 
@@ -77,9 +78,8 @@ def kernels(source: str, marker: str = "__global__") -> list[Kernel]:
             position = _closing(code, head.end(), "(", ")")
             names = _names(code[head.end() : position - 1])
             path = "::".join([*filter(None, scopes), head[1]])
-            line = code.count("\n", 0, head.start(1)) + 1
             if path not in found or code[position:].lstrip()[:1] == "{":
-                found[path] = Kernel(path, names, line, template)
+                found[path] = Kernel(path, names, template)
             template = False
         elif token.endswith("{"):
             scopes.append(match[1] or "")
@@ -101,18 +101,6 @@ def _closing(code: str, position: int, opens: str, closes: str) -> int:
     return position
 
 
-def split_commas(text: str) -> list[str]:
-    """The parts of a list, commas within brackets left alone."""
-    parts, depth, begin = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "(<[{") - (character in ")>]}")
-        if character == "," and depth == 0:
-            parts.append(text[begin:i])
-            begin = i + 1
-    parts.append(text[begin:])
-    return [part.strip() for part in parts if part.strip()]
-
-
 def _names(parameters: str) -> tuple[str, ...]:
     """The name of each parameter, "" where it has none or one cannot tell."""
     names = []
@@ -125,6 +113,6 @@ def _names(parameters: str) -> tuple[str, ...]:
 
 def _is_type(word: str, text: str) -> bool:
     """Whether the last word of a parameter is its type: `const float`, `unsigned int`."""
-    others = re.sub(r"\b(?:const|volatile|unsigned|signed|struct|long|short)\b", "", text)
+    others = re.sub(r"\b(?:const|volatile|struct|typename)\b", "", text)
     return word in ("int", "long", "short", "char", "float", "double", "bool", "const", "unsigned",
                     "__restrict__") or others.split() == [word]  # fmt: skip

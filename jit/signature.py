@@ -13,8 +13,6 @@ from functools import cache
 
 import torch
 
-from .kernel_text import split_commas
-
 # torch's types for each element type of C++; several where both are in use for it.
 _ELEMENTS = {
     "double": (torch.float64,),
@@ -114,19 +112,18 @@ class Parameter:
         self.dtypes = _ELEMENTS.get(base, ()) + _COMPLEX.get(element, ())
         if element.endswith("*"):  # addresses
             self.dtypes = (torch.int64, torch.uint64)
-        first = self.dtypes[0] if self.dtypes else None
         anything, dtypes = element == "void", self.dtypes or (torch.uint8,)
-        Tensor, grad_mode, strided = torch.Tensor, torch.is_grad_enabled, torch.strided
+        first, lazy = dtypes[0], anything or any(dtype.is_complex for dtype in dtypes)
+        Tensor, grad_mode = torch.Tensor, torch.is_grad_enabled
 
-        def convert(x):
+        def convert(x):  # on the way to every launch: each look at a tensor takes 50 ns
             if isinstance(x, Tensor):
                 dtype = x.dtype
                 if (
                     (dtype is first or anything or dtype in dtypes)
-                    and x.layout is strided
                     and x.is_contiguous()
                     and not (x.requires_grad and grad_mode())
-                    and not (dtype.is_complex and x.is_conj())
+                    and not (lazy and x.is_conj())
                 ):
                     address = x.data_ptr()
                     if alignment == 1 or address % alignment == 0:
@@ -152,11 +149,10 @@ class Parameter:
                 )
             cure = f"{self.name or 'x'}.to(torch.{_short(dtypes[0])}), or change the kernel"
             return RuntimeError(f"{where} must be {wanted} ({self.type}), got {got}; pass {cure}")
-        if x.layout is not torch.strided or not x.is_contiguous():
-            of = f"strides {tuple(x.stride())}" if x.layout is torch.strided else str(x.layout)
+        if not x.is_contiguous():
             return RuntimeError(
-                f"{where} must be contiguous, got shape {tuple(x.shape)} with {of}; "
-                f"pass {self.name or 'x'}.contiguous()"
+                f"{where} must be contiguous, got shape {tuple(x.shape)} with strides "
+                f"{tuple(x.stride())}; pass {self.name or 'x'}.contiguous()"
             )
         if x.requires_grad:
             return RuntimeError(
@@ -280,6 +276,18 @@ def split_symbol(symbol: str) -> tuple[str, list[str] | None]:
         name = re.sub(r"^void ", "", name)
     types = [_plain(type) for type in split_commas(text[at + 1 : -1])]
     return name.replace("(anonymous namespace)::", ""), [t for t in types if t != "void"]
+
+
+def split_commas(text: str) -> list[str]:
+    """The parts of a list, commas within brackets left alone."""
+    parts, depth, begin = [], 0, 0
+    for i, character in enumerate(text):
+        depth += (character in "(<[{") - (character in ")>]}")
+        if character == "," and depth == 0:
+            parts.append(text[begin:i])
+            begin = i + 1
+    parts.append(text[begin:])
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _plain(type: str) -> str:

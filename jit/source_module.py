@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from . import constants as _constants
-from . import kernel_text, nvrtc, settings, toolchain, units
+from . import nvrtc, settings, toolchain, units
 from .errors import BuildError
 from .kernel_function import CpuFunction, CudaFunction
 from .key import key as _key_of
@@ -68,8 +68,8 @@ def source_module(
         arch: compile for "9.0", say, where there is no GPU to ask; nothing can be launched then.
         options: more for NVRTC, such as "--use_fast_math" and "--maxrregcount=32".
         include_dirs: folders of headers, looked at before all others.
-        constants: compile-time constants, macros in the source: `IMAGE_W=512` serves in `#if`, as
-            the size of an array and as a template's argument. int, float (a double as in C++;
+        constants: compile-time constants: `IMAGE_W=512` is a macro, which serves in `#if`, as the
+            size of an array and as a template's argument. int, float (a double as in C++;
             numpy.float32 makes it a float), bool, or a torch.dtype for its C++ type.
 
     Returns: the module; `get_function(name)` gives its kernels. There is one build for each set of
@@ -149,10 +149,12 @@ class _Build:
         code: CUDA's machine code, or the library of the CPU's kernels.
         kernels: the symbol, or the number, of each kernel, by its name and parameter types.
         names: what an instance such as `conv<float, 3>` is called among them.
+        text: name, names of the parameters, and whether it is a template, of each kernel in the
+            source's text.
     """
 
-    def __init__(self, code, kernels: dict, names: Mapping[str, str]):
-        self.code, self.kernels, self.names = code, kernels, names
+    def __init__(self, code, kernels: dict, names: Mapping[str, str], text: list):
+        self.code, self.kernels, self.names, self.text = code, kernels, names, text
         self.modules: dict[int, int] = {}  # the driver's, by device
 
 
@@ -162,7 +164,6 @@ class SourceModule:
     def __init__(self, source, macros, kind, options, folders, place):
         self._source, self._macros, self._kind = source, macros, kind
         self._options, self._folders, self._place = options, folders, place
-        self._text = kernel_text.kernels(source)
         self._arch = ""
         self._functions: dict[str, CpuFunction | CudaFunction] = {}
 
@@ -196,7 +197,7 @@ class SourceModule:
         base, bracket, rest = name.strip().partition("<")
         instance = ()
         if bracket:
-            templates = [k.name for k in self._text if k.template and _means(base.strip(), k.name)]
+            templates = [n for n in self._templates() if _means(base.strip(), n)]
             if len(templates) != 1:
                 raise self._no_kernel(name)
             instance = (f"{templates[0]}<{rest}",)
@@ -232,13 +233,17 @@ class SourceModule:
 
     def _parameters(self, name: str) -> tuple[str, ...]:
         """Names of a kernel's parameters, as far as its text tells."""
-        found = [kernel for kernel in self._text if _means(name, kernel.name)]
-        return found[0].parameters if len(found) == 1 else ()
+        text = self._build(self._arch).text
+        found = [parameters for kernel, parameters, _ in text if _means(name, kernel)]
+        return found[0] if len(found) == 1 else ()
+
+    def _templates(self) -> list[str]:
+        return [name for name, _, template in self._build(self._arch).text if template]
 
     def _no_kernel(self, name: str) -> ValueError:
         import difflib
 
-        forms = [k.name for k in self._text if k.template]
+        forms = self._templates()
         base = name.partition("<")[0].strip()
         if "<" not in name and any(_means(base, form) for form in forms):
             return ValueError(
@@ -291,7 +296,11 @@ class SourceModule:
         held = store.hold(library) if self._kind == "cpu" else None
         if self._kind == "cpu" and held is None:
             return None
-        return self._loaded(library, recorded)
+        try:
+            return self._loaded(library, recorded)
+        except (OSError, KeyError, ValueError, TypeError, AttributeError):  # damaged facts
+            store.discard(store.path / library.parent.name)
+            return None
 
     def _loaded(self, path: Path, facts: dict) -> _Build:
         """A build from its file and what was recorded of it."""
@@ -302,7 +311,7 @@ class SourceModule:
             for number, kernel in enumerate(facts["kernels"]):
                 types = _types_of(library.type(number))
                 kernels[kernel["name"], ", ".join(types)] = (number, types)
-            return _Build(library, kernels, {})
+            return _Build(library, kernels, {}, facts["text"])
         from .signature import split_symbol
 
         code, kernels = path.read_bytes(), {}
@@ -310,7 +319,7 @@ class SourceModule:
             name, types = split_symbol(symbol)
             kernels[name, ", ".join(types or ["..."])] = (symbol, types)
         names = {name: split_symbol(symbol)[0] for name, symbol in facts["names"].items()}
-        return _Build(code, kernels, names)
+        return _Build(code, kernels, names, facts["text"])
 
     def _compiled(self, inputs: dict) -> _Build:
         """A new build, put into the store where that can be written."""
@@ -341,28 +350,31 @@ class SourceModule:
 
     def _compile(self, inputs: dict, folder: Path) -> tuple[Path, dict]:
         """The compiled file and what to record of it."""
+        from . import kernel_text
+
         names = tuple(inputs["names"])
+        text = [[k.name, k.parameters, k.template] for k in kernel_text.kernels(self._source)]
+        prologue = _constants.prologue(self._macros, nvrtc.FILE)
         if self._kind == "cpu":
             from . import emulate
 
             try:
                 folders = (*self._folders, str(_ROOT / "include"))
-                path, kernels = emulate.compile(self._source, folder, folders, self._macros, names)
+                path, kernels = emulate.compile(self._source, folder, folders, prologue, names)
             except emulate.Unsupported as error:
                 raise NotImplementedError(
                     f"source_module: {self._at(error.file, error.line)}: {error.what} cannot run "
                     "on the CPU, where one thread runs after the other; it needs a GPU"
                 ) from None
-            return path, {"kernels": kernels}
+            return path, {"kernels": kernels, "text": text}
         tools = toolchain.current(settings.cache_dirs(_ROOT)[-1])
         headers = nvrtc.header_folders(tools.cuda_home)
         paths = [f"-I{path}" for path in (*self._folders, _ROOT / "include", *headers)]
-        macros = [f"-D{name}={value}" for name, value in self._macros.items()]
-        text = kernel_text.with_cxx_names(self._source)
+        source = prologue + kernel_text.with_cxx_names(self._source)
         arch = inputs["target"].removeprefix("sm_")
-        code, lowered = nvrtc.compile(text, arch, (*macros, *paths, *self._options), names)
+        code, lowered = nvrtc.compile(source, arch, (*paths, *self._options), names)
         (folder / "kernels.cubin").write_bytes(code)
-        return folder / "kernels.cubin", {"names": lowered}
+        return folder / "kernels.cubin", {"names": lowered, "text": text}
 
     def _at(self, file: str, line: int) -> str:
         """A line of the source, as the user finds it."""
@@ -413,7 +425,9 @@ def _squeezed(name: str) -> str:
 def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[str, str]:
     """Digests of the headers that a source can reach, CUDA's and the system's left out."""
     files = units.Sources(_ROOT, tuple(folders))
-    names = units._directives().findall(source.encode(errors="surrogatepass"))
+    names = ()
+    if re.search("include|import|embed", source):  # the pattern takes a while to make
+        names = units._directives().findall(source.encode(errors="surrogatepass"))
     found = dict(files.closure("include/emulate.h")) if with_emulate else {}
     for quoted, bracketed, macro in names:
         if macro:  # any header may be meant

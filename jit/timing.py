@@ -121,6 +121,8 @@ class Clock:
     def __init__(self, device: torch.device, flush: bool = True):
         self.device = torch.device(device)
         size = _FLUSHED[self.device.type]
+        if self.device.type == "cuda":
+            size = min(size, torch.cuda.get_device_properties(self.device).total_memory // 8)
         self._flush = torch.empty(size, dtype=torch.uint8, device=self.device) if flush else None
         self._guard = torch.cuda.device(self.device) if self.device.type == "cuda" else None
 
