@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import loader
-from harness import circumstances, keep
+from harness import RESULTS, circumstances, keep
 
 SOURCE = """
 extern "C" __global__ void scale(float* out, const float* x, float factor, int n) {
@@ -165,4 +165,6 @@ def main(arguments=None) -> None:
     if device == "cuda":
         rows += launches(4 * options.repeats)
     if options.keep:
-        print(keep("source_module", device, circumstances(device, []), rows))
+        folder = RESULTS / "calls"  # apart from the operators' results, of which tables are made
+        folder.mkdir(exist_ok=True)
+        print(keep("source_module", device, circumstances(device, []), rows, folder))

@@ -117,7 +117,8 @@ def compare_speed(pic: torch.Tensor, kernel: torch.Tensor) -> None:
         ("torch conv2d", lambda: torch.nn.functional.conv2d(planes, weights), pic.device),
         ("SciPy, 1 channel", lambda: ndimage.convolve(plane, single), "cpu"),
     ):
-        print(f"{name:<18}{side} x {side}: {loader.time(run, device=device)}")
+        few = None if torch.device(device).type == "cuda" else 3
+        print(f"{name:<18}{side} x {side}: {loader.time(run, device=device, repeats=few)}")
 
 
 def draw(pictures: dict[str, np.ndarray], file: Path) -> None:

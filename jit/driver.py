@@ -32,6 +32,7 @@ def library() -> ctypes.CDLL:
     cuda.cuLaunchKernel.argtypes = (handle, *[unsigned] * 7, handle, handle, handle)
     cuda.cuDeviceGet.argtypes = (pointer(ctypes.c_int), ctypes.c_int)
     cuda.cuDevicePrimaryCtxRetain.argtypes = (pointer(handle), ctypes.c_int)
+    cuda.cuCtxGetCurrent.argtypes = (pointer(handle),)
     cuda.cuCtxSetCurrent.argtypes = (handle,)
     cuda.cuGetErrorName.argtypes = (ctypes.c_int, pointer(ctypes.c_char_p))
     cuda.cuGetErrorString.argtypes = (ctypes.c_int, pointer(ctypes.c_char_p))
@@ -51,24 +52,35 @@ def check(status: int, what: str) -> None:
         raise RuntimeError(f"{what}: {said[0]}: {said[1]}")
 
 
-def load(code: bytes, device: int) -> int:
-    """A module made of machine code or PTX, in a device's context; it stays until the process ends.
+def enter() -> None:
+    """Make the context of torch's current device current in this thread, where it has none yet.
 
-    Work in flight may use it, and a caller's next build is another one.
+    A device's primary context is the one that torch works in; it is made here if need be.
+    """
+    torch.cuda.init()
+    cuda, context, device = library(), ctypes.c_void_p(), ctypes.c_int()
+    check(cuda.cuCtxGetCurrent(ctypes.byref(context)), "context")
+    if not context.value:
+        check(cuda.cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()), "device")
+        check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "context")
+        check(cuda.cuCtxSetCurrent(context), "context")
+
+
+def load(code: bytes) -> int:
+    """A module made of machine code or PTX in the current context.
+
+    It stays until the process ends: work in flight may use it.
     """
     module = ctypes.c_void_p()
-    with torch.cuda.device(device):
-        torch.empty(1, device=f"cuda:{device}")  # there is a context from here on
-        check(_in_context(lambda: library().cuModuleLoadData(ctypes.byref(module), code)), "load")
+    check(library().cuModuleLoadData(ctypes.byref(module), code), "source_module: load")
     return module.value
 
 
-def function(module: int, symbol: str, device: int) -> int:
+def function(module: int, symbol: str) -> int:
     """A kernel of a module."""
     found = ctypes.c_void_p()
-    with torch.cuda.device(device):
-        status = library().cuModuleGetFunction(ctypes.byref(found), module, symbol.encode())
-        check(status, symbol)
+    status = library().cuModuleGetFunction(ctypes.byref(found), module, symbol.encode())
+    check(status, f"source_module: {symbol}")
     return found.value
 
 
@@ -99,19 +111,7 @@ def parameter_sizes(function: int) -> list[int] | None:
 
 def launch_again(status: int, name: str, *arguments) -> None:
     """After a launch that failed: once more, where this thread had no context yet; or the error."""
-    call = library().cuLaunchKernel
     if status == _INVALID_CONTEXT:
-        status = _in_context(lambda: call(*arguments))
+        enter()
+        status = library().cuLaunchKernel(*arguments)
     check(status, name)
-
-
-def _in_context(call) -> int:
-    """The status of a call, made again with torch's context where this thread had none yet."""
-    status = call()
-    if status == _INVALID_CONTEXT:
-        cuda, device, context = library(), ctypes.c_int(), ctypes.c_void_p()
-        check(cuda.cuDeviceGet(ctypes.byref(device), torch.cuda.current_device()), "device")
-        check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "context")
-        check(cuda.cuCtxSetCurrent(context), "context")
-        status = call()
-    return status

@@ -197,8 +197,8 @@ class CudaFunction(_Function):
 
         self._launch, self._again = driver.library().cuLaunchKernel, driver.launch_again
         with torch.cuda.device(index):
-            module, symbol = self._module(index)
-            loaded = _Loaded(driver.function(module, symbol, index), index)
+            driver.enter()
+            loaded = _Loaded(driver.function(*self._module(index)), index)
             if not self._on:
                 self._bind(driver.parameter_sizes(loaded.handle))
         self._on[index] = loaded
@@ -270,6 +270,7 @@ class CudaFunction(_Function):
             from . import driver
 
             with torch.cuda.device(on.device):
+                driver.enter()
                 driver.allow_shared(on.handle, shared)
             on.allowed = shared
         if len(on.shapes) > 1000:

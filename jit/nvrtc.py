@@ -10,7 +10,6 @@ import os
 import re
 import struct
 import sys
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -138,7 +137,8 @@ def _taken(nvrtc, program, what: str) -> bytes:
     return buffer
 
 
-def identity(folders: Sequence[str]) -> list[str]:
+@cache
+def identity(folders: tuple[str, ...]) -> list[str]:
     """The compiler and CUDA's headers, told from their files: nothing is loaded."""
     files = [file for folder in _packages() for file in glob.glob(f"{folder}/lib/libnvrtc*.so*")]
     files += [f"{folder}/cuda_fp16.h" for folder in folders]

@@ -291,5 +291,5 @@ def split_commas(text: str) -> list[str]:
 
 
 def _plain(type: str) -> str:
-    """`float const*` for all the ways to write it; typedefs within CUDA's headers by their name."""
-    return re.sub(r"\s*\b__restrict(?:__)?\b", "", type).replace(" *", "*").strip()
+    """`float const*`, whatever says that nothing else points there."""
+    return type.replace("__restrict__", "").replace("__restrict", "").replace(" *", "*").strip()

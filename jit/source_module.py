@@ -166,6 +166,7 @@ class SourceModule:
         self._options, self._folders, self._place = options, folders, place
         self._arch = ""
         self._functions: dict[str, CpuFunction | CudaFunction] = {}
+        self._made: dict[tuple, _Build] = {}
 
     @property
     def kernels(self) -> list[str]:
@@ -208,13 +209,13 @@ class SourceModule:
             return CpuFunction(name, *build.kernels[found], build.code, parameters)
 
         def module(device: int) -> tuple[int, str]:
-            """The driver's module on a device, and the kernel's symbol there."""
+            """The driver's module on a device, which is the current one, and the symbol there."""
             there = self._build(_architecture(device), instance)
             with _lock:
                 if device not in there.modules:
                     from . import driver
 
-                    there.modules[device] = driver.load(there.code, device)
+                    there.modules[device] = driver.load(there.code)
             return there.modules[device], there.kernels[self._matching(there, found[0])][0]
 
         return CudaFunction(name, *build.kernels[found], module, parameters, self._arch)
@@ -259,12 +260,15 @@ class SourceModule:
     def _build(self, arch: str, names: tuple[str, ...] = ()) -> _Build:
         """The build for an architecture, from this process, the store, or the compiler."""
         self._arch = self._arch or arch
+        if (arch, names) in self._made:
+            return self._made[arch, names]
         inputs = self._inputs(arch, names)
         key = _key_of(inputs)
         with _lock:
             if key not in _builds:
                 _builds[key] = self._from_store(key) or self._compiled(inputs)
-            return _builds[key]
+            self._made[arch, names] = _builds[key]
+        return _builds[key]
 
     def _inputs(self, arch: str, names: tuple[str, ...]) -> dict:
         """All that a build depends on, as plain data."""
@@ -354,6 +358,7 @@ class SourceModule:
 
         names = tuple(inputs["names"])
         text = [[k.name, k.parameters, k.template] for k in kernel_text.kernels(self._source)]
+        why = [f"{', '.join(name for name, *_ in text)} for {inputs['target']}"]
         prologue = _constants.prologue(self._macros, nvrtc.FILE)
         if self._kind == "cpu":
             from . import emulate
@@ -366,7 +371,7 @@ class SourceModule:
                     f"source_module: {self._at(error.file, error.line)}: {error.what} cannot run "
                     "on the CPU, where one thread runs after the other; it needs a GPU"
                 ) from None
-            return path, {"kernels": kernels, "text": text}
+            return path, {"kernels": kernels, "text": text, "why": why}
         tools = toolchain.current(settings.cache_dirs(_ROOT)[-1])
         headers = nvrtc.header_folders(tools.cuda_home)
         paths = [f"-I{path}" for path in (*self._folders, _ROOT / "include", *headers)]
@@ -374,7 +379,7 @@ class SourceModule:
         arch = inputs["target"].removeprefix("sm_")
         code, lowered = nvrtc.compile(source, arch, (*paths, *self._options), names)
         (folder / "kernels.cubin").write_bytes(code)
-        return folder / "kernels.cubin", {"names": lowered, "text": text}
+        return folder / "kernels.cubin", {"names": lowered, "text": text, "why": why}
 
     def _at(self, file: str, line: int) -> str:
         """A line of the source, as the user finds it."""
@@ -426,7 +431,7 @@ def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[st
     """Digests of the headers that a source can reach, CUDA's and the system's left out."""
     files = units.Sources(_ROOT, tuple(folders))
     names = ()
-    if re.search("include|import|embed", source):  # the pattern takes a while to make
+    if any(word in source for word in ("include", "import", "embed")):  # its pattern is a long one
         names = units._directives().findall(source.encode(errors="surrogatepass"))
     found = dict(files.closure("include/emulate.h")) if with_emulate else {}
     for quoted, bracketed, macro in names:
