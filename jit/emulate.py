@@ -18,7 +18,7 @@ from .nvrtc import FILE
 from .toolchain import FLAGS, words
 
 _MARK = "__attribute__((__used__))"  # what include/emulate.h makes of __global__
-_FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-w"]
+OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-w"]
 _NO_HEADERS = "cuda_runtime.h", "cuda.h", "device_launch_parameters.h", "assert.h", "cassert"
 _REFUSED = re.compile(
     r"\b(?P<shared>__shared__)|\b(?P<barrier>__sync\w+|__cluster\w*|__nanosleep)"
@@ -95,7 +95,7 @@ def _run(arguments: list[str], folder: Path) -> str:
     """What the C++ compiler prints; BuildError with its complaints where it fails."""
     command = os.environ.get("CXX") or "c++"
     program = [command] if os.path.isfile(command) else shlex.split(command)
-    command = [*program, *words(FLAGS), *_FLAGS, *arguments]
+    command = [*program, *words(FLAGS), *OPTIONS, *arguments]
     try:
         done = subprocess.run(
             command,

@@ -57,7 +57,7 @@ _EMPTY = """assert.h cassert cfloat climits cmath cstddef cstdint cstdio cstdlib
     cuda_runtime.h device_launch_parameters.h float.h limits.h math.h stddef.h stdint.h stdio.h
     stdlib.h string.h"""
 _HEADERS = {"octet_prelude.h": _PRELUDE, **dict.fromkeys(_EMPTY.split(), "")}
-_OPTIONS = (
+OPTIONS = (
     "--std=c++17",
     "--device-as-default-execution-space",  # a plain helper function is for the device
     "--pre-include=octet_prelude.h",
@@ -75,7 +75,7 @@ def compile(source: str, arch: str, options: tuple[str, ...], names: tuple[str, 
     _, known = _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs())
     real = int(re.sub(r"\D", "", arch)) in known
     target = f"sm_{arch}" if real else f"compute_{known[-1]}"
-    words = [f"--gpu-architecture={target}", *_OPTIONS, *options]
+    words = [f"--gpu-architecture={target}", *OPTIONS, *options]
     headers = [(name.encode(), text.encode()) for name, text in _HEADERS.items()]
     _, program = _checked(
         nvrtc,

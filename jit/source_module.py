@@ -275,7 +275,10 @@ class SourceModule:
         tools = toolchain.current(settings.cache_dirs(_ROOT)[-1])
         if self._kind == "cuda":
             compiler = nvrtc.identity(nvrtc.header_folders(tools.cuda_home))
+            options = [*nvrtc.OPTIONS, *self._options]
         else:
+            from .emulate import OPTIONS as options
+
             compiler = [str(tools.cxx), *tools.environment, *toolchain.words(toolchain.FLAGS)]
         folders = [*self._folders, *(tools.header_folders if self._kind == "cpu" else ())]
         return {
@@ -284,7 +287,7 @@ class SourceModule:
             "source": sha256(self._source.encode(errors="surrogatepass")).hexdigest(),
             "constants": self._macros,
             "names": [*names],
-            "options": self._options if self._kind == "cuda" else [],
+            "options": options,
             "target": f"sm_{arch}" if self._kind == "cuda" else "cpu",
             "compiler": compiler,
             "folders": self._folders,
