@@ -5,36 +5,14 @@ import os
 import re
 import shlex
 import sys
-import tempfile
-import threading
-import warnings
-from collections.abc import Mapping, Sequence
-from hashlib import sha256
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
 from . import constants as _constants
-from . import nvrtc, settings, toolchain, units
-from .errors import BuildError
 from .kernel_function import CpuFunction, CudaFunction
-from .key import key as _key_of
+from .source_build import Build, Recipe
 from .source_place import locate_in
-from .store import Store
-
-_ROOT = Path(__file__).resolve().parent.parent
-UNIT = "source_module"  # what its entries in the store are called
-_FORMAT = 1  # raise when what is stored, or the way it is made, changes
-_lock = threading.RLock()
-_builds: dict[str, "_Build"] = {}  # by key: nothing is compiled twice in a process
-
-
-def _unlock() -> None:
-    global _lock  # noqa: PLW0603 - a thread that held it is not there after a fork
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_unlock)
 
 
 def source_module(
@@ -106,9 +84,8 @@ def _module(source, constants, device, arch, options, include_dirs, place) -> "S
         if not os.path.isdir(folder):
             raise ValueError(f"source_module: include_dirs: {folder} is no folder")
     kind, architecture = _target(device, arch)
-    module = SourceModule(source, macros, kind, [*map(str, options)], folders, place)
-    module._build(architecture)
-    return module
+    recipe = Recipe(source, macros, kind, [*map(str, options)], folders, place)
+    return SourceModule(recipe, architecture)
 
 
 def _target(device, arch: str | None) -> tuple[str, str]:
@@ -142,41 +119,23 @@ def _architecture(index: int | None) -> str:
     return "{}{}".format(*torch.cuda.get_device_capability(index))
 
 
-class _Build:
-    """What a compiler made of a source for one architecture, or for the CPU.
-
-    Attributes:
-        code: CUDA's machine code, or the library of the CPU's kernels.
-        kernels: the symbol, or the number, of each kernel, by its name and parameter types.
-        names: what an instance such as `conv<float, 3>` is called among them.
-        text: name, names of the parameters, and whether it is a template, of each kernel in the
-            source's text.
-    """
-
-    def __init__(self, code, kernels: dict, names: Mapping[str, str], text: list):
-        self.code, self.kernels, self.names, self.text = code, kernels, names, text
-        self.modules: dict[int, int] = {}  # the driver's, by device
-
-
 class SourceModule:
     """Kernels compiled from a string; made by `loader.source_module`."""
 
-    def __init__(self, source, macros, kind, options, folders, place):
-        self._source, self._macros, self._kind = source, macros, kind
-        self._options, self._folders, self._place = options, folders, place
-        self._arch = ""
+    def __init__(self, recipe: Recipe, arch: str):
+        self._recipe, self._arch = recipe, arch
+        self._build = recipe.build(arch)
         self._functions: dict[str, CpuFunction | CudaFunction] = {}
-        self._made: dict[tuple, _Build] = {}
 
     @property
     def kernels(self) -> list[str]:
         """The names of the kernels, templates left out."""
-        return sorted({name for name, _ in self._build(self._arch).kernels})
+        return sorted({name for name, _ in self._build.kernels})
 
     def __repr__(self) -> str:
         """What it is for, its constants and its kernels."""
-        target = f"sm_{self._arch}" if self._kind == "cuda" else "the CPU"
-        set_to = "".join(f", {name}={value}" for name, value in self._macros.items())
+        target = f"sm_{self._arch}" if self._recipe.kind == "cuda" else "the CPU"
+        set_to = "".join(f", {name}={value}" for name, value in self._recipe.macros.items())
         return f"<source_module for {target}{set_to}: {', '.join(self.kernels) or 'no kernel'}>"
 
     def get_function(self, name: str) -> CpuFunction | CudaFunction:
@@ -202,25 +161,20 @@ class SourceModule:
             if len(templates) != 1:
                 raise self._no_kernel(name)
             instance = (f"{templates[0]}<{rest}",)
-        build = self._build(self._arch, instance)
+        build = self._recipe.build(self._arch, instance)
         found = self._matching(build, *(instance or (name,)))
         parameters = self._parameters(base.strip())
-        if self._kind == "cpu":
+        if self._recipe.kind == "cpu":
             return CpuFunction(name, *build.kernels[found], build.code, parameters)
 
         def module(device: int) -> tuple[int, str]:
             """The driver's module on a device, which is the current one, and the symbol there."""
-            there = self._build(_architecture(device), instance)
-            with _lock:
-                if device not in there.modules:
-                    from . import driver
-
-                    there.modules[device] = driver.load(there.code)
-            return there.modules[device], there.kernels[self._matching(there, found[0])][0]
+            there = self._recipe.build(_architecture(device), instance)
+            return there.module(device), there.kernels[self._matching(there, found[0])][0]
 
         return CudaFunction(name, *build.kernels[found], module, parameters, self._arch)
 
-    def _matching(self, build: _Build, name: str) -> tuple[str, str]:
+    def _matching(self, build: Build, name: str) -> tuple[str, str]:
         """The one kernel that a name means."""
         wanted = _squeezed(build.names.get(name, name))
         full = [key for key in build.kernels if _squeezed(key[0]) == wanted]
@@ -234,12 +188,12 @@ class SourceModule:
 
     def _parameters(self, name: str) -> tuple[str, ...]:
         """Names of a kernel's parameters, as far as its text tells."""
-        text = self._build(self._arch).text
+        text = self._build.text
         found = [parameters for kernel, parameters, _ in text if _means(name, kernel)]
         return found[0] if len(found) == 1 else ()
 
     def _templates(self) -> list[str]:
-        return [name for name, _, template in self._build(self._arch).text if template]
+        return [name for name, _, template in self._build.text if template]
 
     def _no_kernel(self, name: str) -> ValueError:
         import difflib
@@ -257,169 +211,6 @@ class SourceModule:
         there = f"there are {', '.join(names)}" if names else "the source has none"
         return ValueError(f"get_function: there is no kernel {name!r}; {there}{hint}")
 
-    def _build(self, arch: str, names: tuple[str, ...] = ()) -> _Build:
-        """The build for an architecture, from this process, the store, or the compiler."""
-        self._arch = self._arch or arch
-        if (arch, names) in self._made:
-            return self._made[arch, names]
-        inputs = self._inputs(arch, names)
-        key = _key_of(inputs)
-        with _lock:
-            if key not in _builds:
-                _builds[key] = self._from_store(key) or self._compiled(inputs)
-            self._made[arch, names] = _builds[key]
-        return _builds[key]
-
-    def _inputs(self, arch: str, names: tuple[str, ...]) -> dict:
-        """All that a build depends on, as plain data."""
-        tools = toolchain.current(settings.cache_dirs(_ROOT)[-1])
-        if self._kind == "cuda":
-            compiler = nvrtc.identity(nvrtc.header_folders(tools.cuda_home))
-            options = [*nvrtc.OPTIONS, *self._options]
-        else:
-            from .emulate import OPTIONS as options
-
-            compiler = [str(tools.cxx), *tools.environment, *toolchain.words(toolchain.FLAGS)]
-        folders = [*self._folders, *(tools.header_folders if self._kind == "cpu" else ())]
-        return {
-            "unit": UNIT,
-            "format": _FORMAT,
-            "source": sha256(self._source.encode(errors="surrogatepass")).hexdigest(),
-            "constants": self._macros,
-            "names": [*names],
-            "options": options,
-            "target": f"sm_{arch}" if self._kind == "cuda" else "cpu",
-            "compiler": compiler,
-            "folders": self._folders,
-            "files": _headers(self._source, folders, self._kind == "cpu"),
-        }
-
-    def _from_store(self, key: str) -> _Build | None:
-        store = Store(settings.cache_dirs(_ROOT))
-        library = store.verified(UNIT, key)
-        recorded = library and store.manifest(UNIT, key)
-        if not recorded:
-            return None
-        held = store.hold(library) if self._kind == "cpu" else None
-        if self._kind == "cpu" and held is None:
-            return None
-        try:
-            return self._loaded(library, recorded)
-        except (OSError, KeyError, ValueError, TypeError, AttributeError):  # damaged facts
-            store.discard(store.path / library.parent.name)
-            return None
-
-    def _loaded(self, path: Path, facts: dict) -> _Build:
-        """A build from its file and what was recorded of it."""
-        if self._kind == "cpu":
-            from . import emulate
-
-            library, kernels = emulate.Library(path), {}
-            for number, kernel in enumerate(facts["kernels"]):
-                types = _types_of(library.type(number))
-                kernels[kernel["name"], ", ".join(types)] = (number, types)
-            return _Build(library, kernels, {}, facts["text"])
-        from .signature import split_symbol
-
-        code, kernels = path.read_bytes(), {}
-        for symbol in nvrtc.symbols(code):
-            name, types = split_symbol(symbol)
-            kernels[name, ", ".join(types or ["..."])] = (symbol, types)
-        names = {name: split_symbol(symbol)[0] for name, symbol in facts["names"].items()}
-        return _Build(code, kernels, names, facts["text"])
-
-    def _compiled(self, inputs: dict) -> _Build:
-        """A new build, put into the store where that can be written."""
-        if settings.value("LOADER_BUILD") == "never":
-            raise BuildError(
-                "source_module: there is no build of this source with these constants in the cache "
-                "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy"
-            )
-        with tempfile.TemporaryDirectory(prefix="octet-") as name:
-            folder = Path(name)
-            try:
-                built, facts = self._compile(inputs, folder)
-            except BuildError as error:
-                if str(error).startswith("source_module: "):
-                    raise
-                raise self._explained(str(error), folder) from None
-            try:
-                store = Store(settings.cache_dirs(_ROOT))
-                store.publish(built, inputs, **facts)
-                _make_room(_key_of(inputs))
-            except (BuildError, OSError) as error:
-                warnings.warn(
-                    f"kernels from a string are compiled anew in each process: {error}",
-                    stacklevel=2,
-                )
-                return self._loaded(built, facts)
-            return self._from_store(_key_of(inputs)) or self._loaded(built, facts)
-
-    def _compile(self, inputs: dict, folder: Path) -> tuple[Path, dict]:
-        """The compiled file and what to record of it."""
-        from . import kernel_text
-
-        names = tuple(inputs["names"])
-        text = [[k.name, k.parameters, k.template] for k in kernel_text.kernels(self._source)]
-        why = [f"{', '.join(name for name, *_ in text)} for {inputs['target']}"]
-        prologue = _constants.prologue(self._macros, nvrtc.FILE)
-        if self._kind == "cpu":
-            from . import emulate
-
-            try:
-                folders = (*self._folders, str(_ROOT / "include"))
-                path, kernels = emulate.compile(self._source, folder, folders, prologue, names)
-            except emulate.Unsupported as error:
-                raise NotImplementedError(
-                    f"source_module: {self._at(error.file, error.line)}: {error.what} cannot run "
-                    "on the CPU, where one thread runs after the other; it needs a GPU"
-                ) from None
-            return path, {"kernels": kernels, "text": text, "why": why}
-        tools = toolchain.current(settings.cache_dirs(_ROOT)[-1])
-        headers = nvrtc.header_folders(tools.cuda_home)
-        paths = [f"-I{path}" for path in (*self._folders, _ROOT / "include", *headers)]
-        source = prologue + kernel_text.with_cxx_names(self._source)
-        arch = inputs["target"].removeprefix("sm_")
-        code, lowered = nvrtc.compile(source, arch, (*paths, *self._options), names)
-        (folder / "kernels.cubin").write_bytes(code)
-        return folder / "kernels.cubin", {"names": lowered, "text": text, "why": why}
-
-    def _at(self, file: str, line: int) -> str:
-        """A line of the source, as the user finds it."""
-        if file != nvrtc.FILE:
-            return f"{file}:{line}"
-        place = self._place()
-        return f"{place[0]}:{place[1] + line - 1}" if place else f"line {line} of the source"
-
-    def _explained(self, log: str, folder: Path) -> BuildError:
-        """The first errors of a compiler, at the lines of the string."""
-        from .diagnose import explain_failure
-
-        (folder / nvrtc.FILE).write_text(self._source, errors="replace")
-        place = self._place()
-        file, first = place or ("source", 1)
-        shown, ours = [], False
-        for line in explain_failure(log, folder, (nvrtc.FILE,)).split("\n"):
-            if match := re.match(r"(.*?)[:(](\d+)[:)]", line):
-                ours = match[1] == nvrtc.FILE
-            if ours and (quoted := re.match(r" *(\d+) \|", line)):
-                line = f"{int(quoted[1]) + first - 1:>5} |" + line[quoted.end() :]  # noqa: PLW2901
-            shown.append(line)
-        text = re.sub(
-            rf"\b{re.escape(nvrtc.FILE)}:(\d+)",
-            lambda match: f"{file}:{int(match[1]) + first - 1}",
-            "\n".join(shown),
-        ).replace("; the others are in the log)", ")")
-        return BuildError(f"source_module: the source does not compile:\n{text}")
-
-
-def _types_of(encoded: str) -> list[str]:
-    """The parameter types in a function pointer's type such as `PFvPfiE`."""
-    from .signature import split_symbol
-
-    symbol = f"_Z1f{encoded.removeprefix('PFv').removesuffix('E')}"
-    return split_symbol(symbol)[1] or []
-
 
 def _means(name: str, full: str) -> bool:
     """Whether a name, with or without its namespaces, is that of a kernel."""
@@ -428,33 +219,6 @@ def _means(name: str, full: str) -> bool:
 
 def _squeezed(name: str) -> str:
     return re.sub(r"\s+", "", name)
-
-
-def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[str, str]:
-    """Digests of the headers that a source can reach, CUDA's and the system's left out."""
-    files = units.Sources(_ROOT, tuple(folders))
-    names = ()
-    if any(word in source for word in ("include", "import", "embed")):  # its pattern is a long one
-        names = units._directives().findall(source.encode(errors="surrogatepass"))
-    found = dict(files.closure("include/emulate.h")) if with_emulate else {}
-    for quoted, bracketed, macro in names:
-        if macro:  # any header may be meant
-            for file in sorted((_ROOT / "include").iterdir()):
-                found |= files.closure(os.path.join("include", file.name))
-            continue
-        for folder in (*folders, "include"):
-            path = os.path.normpath(os.path.join(folder, os.fsdecode(quoted or bracketed)))
-            found |= files.closure(path)
-    return dict(sorted(found.items()))
-
-
-@functools.cache
-def _make_room(key: str, _once: bool = True) -> None:
-    """Keep the cache within its limit, once in a process."""
-    from .cache import prune
-
-    if _make_room.cache_info().misses == 1:
-        prune(Store(settings.cache_dirs(_ROOT)), settings.cache_limit(), keep=[key])
 
 
 def magic(line: str, cell: str, namespace: dict) -> None:

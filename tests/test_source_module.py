@@ -24,6 +24,7 @@ from loader.jit.errors import BuildError
 from loader.jit.kernel_function import CudaFunction
 
 sm = importlib.import_module("loader.jit.source_module")
+source_build = importlib.import_module("loader.jit.source_build")
 
 SOURCE = """
 #include "common.h"
@@ -75,7 +76,7 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("LOADER_CACHE_DIR", str(folder))
-        patch.setattr(sm, "_builds", {})
+        patch.setattr(source_build, "_builds", {})
         yield folder
 
 
@@ -424,7 +425,7 @@ def test_one_build_for_each_set_of_constants(monkeypatch, tmp_path):
 
     def make(forget=False, **changes):
         if forget:
-            monkeypatch.setattr(sm, "_builds", {})
+            monkeypatch.setattr(source_build, "_builds", {})
         options = {"arch": "9.0", "device": "cuda", "include_dirs": [tmp_path], "N": 1, **changes}
         loader.source_module(
             '#include "mine.h"\n__global__ void f(int* x) { x[0] = N + MINE; }', **options
@@ -452,12 +453,12 @@ def test_a_damaged_build_is_made_anew(monkeypatch, cache):
         content[len(content) // 2] ^= 1
         (entry / "library.so").unlink()
         (entry / "library.so").write_bytes(content)
-        monkeypatch.setattr(sm, "_builds", {})
+        monkeypatch.setattr(source_build, "_builds", {})
         assert loader.source_module(source, **options).kernels == [f"damaged_{name}"]
         manifest = json.loads((entry / "manifest.json").read_text())
         del manifest["text"]
         (entry / "manifest.json").write_text(json.dumps(manifest))
-        monkeypatch.setattr(sm, "_builds", {})
+        monkeypatch.setattr(source_build, "_builds", {})
         assert loader.source_module(source, **options).kernels == [f"damaged_{name}"]
 
 
@@ -516,7 +517,7 @@ def test_an_architecture_newer_than_the_compiler_gets_ptx():
     pytest.importorskip("cuda.bindings.nvrtc")
     mod = loader.source_module("__global__ void f(int* x) {}", arch="99.0", device="cuda")
     assert mod.kernels == ["f"]
-    assert mod._build(mod._arch).code.startswith(b"//")
+    assert mod._build.code.startswith(b"//")
 
 
 def test_the_driver_is_needed_for_a_launch_only(for_gpu, monkeypatch):
