@@ -34,8 +34,28 @@ __device__ inline Quad<A>& quad(A* at) {
     return *reinterpret_cast<Quad<A>*>(at);
 }
 
-/// Calls `body` with a value of each storage type that is accumulated in A: the one that `dtype`
-/// is.
+/// An element of either 16-bit type, told apart where it is converted: kernels that are compiled
+/// for two types of storage and not three compile in three quarters of the time.
+struct Short {
+    uint16_t bits;
+};
+template <typename T>
+__device__ inline Acc<T> value_of(T x, DType) {
+    return load(x);
+}
+__device__ inline float value_of(Short x, DType dtype) {
+    return dtype == DType::kHalf ? load(Half{x.bits}) : load(BFloat16{x.bits});
+}
+template <typename T>
+__device__ inline T stored(Acc<T> x, DType) {
+    return x;
+}
+template <>
+__device__ inline Short stored<Short>(float x, DType dtype) {
+    return {dtype == DType::kHalf ? store<Half>(x).bits : store<BFloat16>(x).bits};
+}
+
+/// Calls `body` with a value of the type in which elements that are accumulated in A are stored.
 template <typename A, typename Body>
 __device__ inline void by_storage(DType dtype, const Body& body) {
     if constexpr (sizeof(A) == 8) {
@@ -43,10 +63,8 @@ __device__ inline void by_storage(DType dtype, const Body& body) {
     } else {
         if (dtype == DType::kFloat)
             body(float{});
-        else if (dtype == DType::kHalf)
-            body(Half{});
         else
-            body(BFloat16{});
+            body(Short{});
     }
 }
 
@@ -81,7 +99,9 @@ __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t
             for (int column = threadIdx.x % 16; column < columns; column += 16) {
                 const int64_t at = extended(x + column, from.W, from.boundary);
                 tile[row * pitch + column] =
-                    line < 0 || at < 0 ? A(0) : load(in[line * from.down + at * from.along]);
+                    line < 0 || at < 0
+                        ? A(0)
+                        : value_of(in[line * from.down + at * from.along], from.dtype);
             }
         }
     });
@@ -109,7 +129,7 @@ __device__ inline void fill_words(float* tile, const Image& from, int64_t y, int
         const int i = j * kThreads + threadIdx.x, column = i % kQuads * kQuad;
         Quad<float> values;
 #pragma unroll
-        for (int k = 0; k < kQuad; ++k) values.at[k] = load(moved[j].at[k]);
+        for (int k = 0; k < kQuad; ++k) values.at[k] = value_of(moved[j].at[k], from.dtype);
         if (i < kAll && column >= left && column < right) quad(tile + i * kQuad) = values;
     }
 }
@@ -148,14 +168,14 @@ __device__ inline void store_outputs(const Convolve2dParams& p, int64_t n, int64
                 reinterpret_cast<uintptr_t>(out) % (kQuad * sizeof(T)) == 0) {
                 Vector<T, kQuad> values;
 #pragma unroll
-                for (int q = 0; q < kQuad; ++q) values.at[q] = store<T>(sum[r][q]);
+                for (int q = 0; q < kQuad; ++q) values.at[q] = stored<T>(sum[r][q], p.dtype);
                 store_vector(out, values);
                 continue;
             }
         }
 #pragma unroll
         for (int q = 0; q < kQuad; ++q)
-            if (x + q >= 0 && x + q < p.OW) out[q] = store<T>(sum[r][q]);
+            if (x + q >= 0 && x + q < p.OW) out[q] = stored<T>(sum[r][q], p.dtype);
     }
 }
 
@@ -198,7 +218,7 @@ struct Fixed {
 
 /// Forward, and the gradient to the image, for K x K taps and 16- and 32-bit elements.
 template <int K>
-__global__ void __launch_bounds__(kThreads, K > 5 ? 4 : 8)
+__global__ void __launch_bounds__(kThreads, K > 5 ? 4 : 7)
     fixed_kernel(const __grid_constant__ Convolve2dParams p, unsigned across, unsigned down) {
     using F = Fixed<K>;
     __shared__ alignas(16) float tile[F::kTile * F::kPitch];
@@ -324,8 +344,9 @@ __global__ void __launch_bounds__(kThreads)
                 const int lane = threadIdx.x % 32, w = width < 64 ? int(width) : 64;
                 int64_t i = rows.begin + lane / w, j = columns.begin + lane % w;
                 while (i < rows.end) {
-                    sum += tap_at<A>(p, g, i, j) *
-                           load(in[(y + i) * p.in_stride[1] + (x + j) * p.in_stride[2]]);
+                    sum +=
+                        tap_at<A>(p, g, i, j) *
+                        value_of(in[(y + i) * p.in_stride[1] + (x + j) * p.in_stride[2]], p.dtype);
                     i += 32 / w, j += 32 % w;
                     if (j >= columns.end) j -= width, ++i;
                 }
@@ -333,7 +354,7 @@ __global__ void __launch_bounds__(kThreads)
         }
         sum = sum_over_warp(sum);
         T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + at[0] * p.out_stride[1];
-        if (threadIdx.x % 32 == 0) out[at[1]] = store<T>(sum);
+        if (threadIdx.x % 32 == 0) out[at[1]] = stored<T>(sum, p.dtype);
     });
 }
 
@@ -376,7 +397,7 @@ __global__ void __launch_bounds__(kThreads, 4)
                         for (int q = 0; q < kQuad; ++q) part.at[q] = line[q * p.grad_out_stride[2]];
                     }
 #pragma unroll
-                    for (int q = 0; q < kQuad; ++q) grad[r][q] = load(part.at[q]);
+                    for (int q = 0; q < kQuad; ++q) grad[r][q] = value_of(part.at[q], p.dtype);
                 }
             }
         });
