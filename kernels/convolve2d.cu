@@ -8,14 +8,14 @@
 // A block computes tiles of 32 x 64 outputs from an input tile in shared memory, in the
 // accumulating type and extended beyond the image's borders, so that element types, strides and
 // borders concern only the loop that fills it. A thread has 4 x 4 outputs: a value read from shared
-// memory serves up to 4 taps, and one 16-byte read brings four values. Where 3, 5, 7 or 9 taps
-// square are known to the compiler all loops unroll and the taps stay in registers; tiles then
-// start on 16-byte words of the input. For any other kernel 16 x 16 taps at a time pass through
-// shared memory.
+// memory serves rows of up to 4 outputs, and one 16-byte read brings four values. For kernels of 3,
+// 5, 7 or 9 taps square (3 or 5 for the gradient to the kernel) the compiler knows the size,
+// unrolls all loops and keeps taps and sums in registers; tiles then start on words of four
+// elements of the input. For any other kernel 16 x 16 taps at a time pass through shared memory.
 //
 // No atomics. The gradient to the kernel is summed over a fixed partition of the tiles (`partial`)
-// and then over the parts, so each run gives the same bits. A product that does not belong to the
-// sum is left out and not multiplied by 0: a NaN spreads only as far as the kernel reaches.
+// and then over the parts, so each run gives the same bits. What lies in a tile but belongs to no
+// output is left out and not multiplied by 0: a NaN spreads only as far as the kernel reaches.
 #include "convolve2d.h"
 #include "vector.cuh"
 

@@ -245,24 +245,24 @@ def _batched(op, images: int, kernel_too: bool):
         def whole(x, dim):
             return x.expand(B, *x.shape) if dim is None else x.movedim(dim, 0)
 
-        args, flat = list(args), None
+        args, images_joined, kernels_joined = list(args), False, False
         for i in range(images):
             if args[i] is not None:
                 x = whole(args[i], in_dims[i])
-                flat = x.dim() == 4
-                args[i] = x.flatten(0, 1) if flat else x
+                images_joined = x.dim() == 4
+                args[i] = x.flatten(0, 1) if images_joined else x
         if kernel_too or in_dims[images] is not None:
-            kernel = whole(args[images], in_dims[images])
-            args[images] = kernel.flatten(0, 1) if kernel.dim() == 4 else kernel
-        groups = args[images].shape[0] // B if args[images].dim() == 3 else 0
+            x = whole(args[images], in_dims[images])
+            kernels_joined = x.dim() == 4
+            args[images] = x.flatten(0, 1) if kernels_joined else x
 
-        def split(x, several):
-            return x.unflatten(0, (B, x.shape[0] // B)) if several and x.dim() > 1 else x
+        def split(x, joined):  # (0,) is a gradient that was not asked for
+            return x.unflatten(0, (B, x.shape[0] // B)) if joined or x.dim() == 1 else x
 
         out = op(*args)
         if not isinstance(out, tuple):
-            return split(out, flat), 0
-        return (split(out[0], flat), split(out[1], groups > 1)), (0, 0)
+            return split(out, images_joined), 0
+        return (split(out[0], images_joined), split(out[1], kernels_joined)), (0, 0)
 
     torch.library.register_vmap(op, rule)
 

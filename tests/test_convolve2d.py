@@ -244,8 +244,13 @@ def test_function_transforms():
             torch.vmap(grad, dims)(*args), *(grad(*a) for a in each), strict=True
         ):
             assert_close(ours, torch.stack(expected))
+    to_image = torch.vmap(torch.func.grad(loss), (0, None))(images, kernels[0])
+    assert_close(to_image[2], torch.func.grad(loss)(images[2], kernels[0]))
     twice = torch.vmap(torch.vmap(convolve2d, (0, None)))(images, kernels)
     assert_close(twice, torch.vmap(convolve2d)(images, kernels))
+    one = images[:, :1], kernels[:, None]  # an inner batch of one
+    nested, flat = torch.vmap(torch.vmap(grad))(*one), torch.vmap(grad)(images[:, 0], kernels)
+    assert_close([x[:, 0] for x in nested], [*flat])
 
 
 def test_same_bits_in_every_run(device):
