@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import loader
+from loader.jit.timing import Clock
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -23,39 +24,21 @@ class Timer:
 
     def __init__(self, device: str, repeats: int):
         self.device, self.repeats = torch.device(device), repeats
-        size = 1 << 30 if self.device.type == "cuda" else 1 << 26
-        self._flush = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self._clock = Clock(self.device)
 
     def __call__(self, contenders: dict[str, Callable]) -> dict[str, dict[str, float]]:
         """Median, 10th and 90th percentile of each contender."""
         for run in contenders.values():
             for _ in range(3):
                 run()
-        samples = {name: [] for name in contenders}
-        once = self._cuda if self.device.type == "cuda" else self._cpu
+        taken = {name: [] for name in contenders}
         for _ in range(self.repeats):
             for name, run in contenders.items():
-                samples[name].append(once(run))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            samples = {
-                name: [1e3 * a.elapsed_time(b) for a, b in pairs] for name, pairs in samples.items()
-            }
-        return {name: _summary(values) for name, values in samples.items()}
-
-    def _cuda(self, run: Callable):
-        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self._flush.zero_()
-        events[0].record()
-        run()
-        events[1].record()
-        return events
-
-    def _cpu(self, run: Callable) -> float:
-        self._flush.zero_()
-        start = time.perf_counter()
-        run()
-        return 1e6 * (time.perf_counter() - start)
+                taken[name].append(self._clock.once(run))
+        return {
+            name: _summary([1e3 * ms for ms in self._clock.results(calls)])
+            for name, calls in taken.items()
+        }
 
     def copy_bandwidth(self) -> float:
         """Bytes read and written per microsecond by `y.copy_(x)` on a large tensor: the limit."""

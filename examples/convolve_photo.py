@@ -133,7 +133,7 @@ def draw(pictures: dict[str, np.ndarray], file: Path) -> None:
         axis.set_axis_off()
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=90)
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:
