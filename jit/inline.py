@@ -13,6 +13,7 @@ old one, whose module goes on working.
 import hashlib
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -34,6 +35,15 @@ from .units import Sources, _directives
 
 _loaded: dict[str, object] = {}  # what is in this process, by key
 _one_at_a_time = threading.RLock()
+
+
+def _unlock() -> None:
+    """Free what a thread held that a forked child does not have."""
+    global _one_at_a_time  # noqa: PLW0603
+    _one_at_a_time = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 @dataclass(frozen=True)
@@ -200,25 +210,29 @@ def _load(extension: Extension, build_directory, verbose: bool, keep_intermediat
     store = Store(caches)
     with _one_at_a_time:
         inputs = manifest(extension, toolchain)
+        digest = key(inputs)
+        library, narrow = store.verified(extension.unit, digest), True
+        held = library and store.hold(library)
         failure = None
-        for narrow in (True, True, False):
-            digest = key(inputs)
-            library = None if failure else store.verified(extension.unit, digest)
-            if library is None or store.hold(library) is None:
-                from .inline_build import build
+        for _ in range(3):
+            built = held is None
+            if built:
+                from . import inline_build
 
-                library = build(extension, toolchain, store, inputs, verbose, narrow)
+                library = inline_build.build(extension, toolchain, store, inputs, verbose, narrow)
                 store.hold(library)
                 if not keep_intermediates:
-                    from .inline_build import forget_objects
-
-                    forget_objects(extension, store, inputs)
+                    inline_build.forget_objects(extension, store, inputs)
             result = _placed(extension, library, digest, build_directory)
             try:
                 return result if extension.is_standalone else _opened(extension, library, digest)
             except (ImportError, OSError) as error:
-                failure = str(error)
-                store.discard(store.path / f"{extension.unit}-{digest}")
+                failure, held = str(error), None
+            levels = (store.manifest(extension.unit, digest) or {}).get("levels", ())
+            store.discard(store.path / f"{extension.unit}-{digest}")
+            if built and not (narrow and {"kernels", "tensor"} & {*levels}):
+                break
+            narrow = not built
         from .inline_build import does_not_load
 
         raise does_not_load(extension, failure)
@@ -300,12 +314,17 @@ def _opened(extension: Extension, library: Path, digest: str):
         torch.ops.load_library(str(library))
         return str(library)
     if digest not in _loaded:
-        file_loader = importlib.machinery.ExtensionFileLoader(extension.name, str(library))
-        spec = importlib.util.spec_from_file_location(
-            extension.name, str(library), loader=file_loader
-        )
-        module = importlib.util.module_from_spec(spec)
+        for version in itertools.count():
+            # pybind11 keeps one module a name and gives that back; Python asks PyInit of the last
+            # part of the name alone.
+            name = f"v{version}.{extension.name}" if version else extension.name
+            file_loader = importlib.machinery.ExtensionFileLoader(name, str(library))
+            spec = importlib.util.spec_from_file_location(name, str(library), loader=file_loader)
+            module = importlib.util.module_from_spec(spec)
+            if module.__spec__ is spec:
+                break
         file_loader.exec_module(module)
+        module.__name__ = extension.name
         _loaded[digest] = module
     return _loaded[digest]
 
@@ -315,7 +334,8 @@ def _placed(extension: Extension, library: Path, digest: str, build_directory) -
     if not build_directory:
         if not extension.is_standalone:
             return str(library)
-        build_directory = library.parents[2] / "work" / f"{extension.unit}.programs" / digest[:12]
+        build_directory = loader._session.caches[-1] / "work"
+        build_directory = build_directory / f"{extension.unit}.programs" / digest[:12]
     folder = Path(build_directory)
     try:
         folder.mkdir(parents=True, exist_ok=True)

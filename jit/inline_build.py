@@ -6,6 +6,7 @@ step, so compilers that outlive a kill write where nobody looks. No shell reads 
 """
 
 import contextlib
+import difflib
 import fcntl
 import hashlib
 import json
@@ -31,7 +32,7 @@ from . import settings
 from .cache import prune
 from .diagnose import explain_failure
 from .errors import BuildError
-from .inline import Extension, Source, manifest
+from .inline import Extension, Source, headers, manifest
 from .inline_place import Places
 from .key import key
 from .lock import FileLock
@@ -73,9 +74,14 @@ _MISSING = re.compile(
     r"|does not name a|incomplete type|has no member|no member named|no matching function"
     r"|no match for|undeclared identifier|unknown type name|is undefined|no instance of|has no|"
     r"no operator|not a type|is not a template|no such file|No such file|no type named|"
-    r"is not a class|redefinition|octet::Convert lacks|expected constructor|cannot convert|"
-    r"no suitable|no viable|ambiguous|forward declaration|not a class or namespace|conversion from|"
-    r"could not convert|invalid operands|no known conversion|does not exist|must be declared",
+    r"is not a class|redefinition|octet::Convert lacks|expected constructor|no suitable|no viable|"
+    r"forward declaration|not a class or namespace|invalid operands|does not exist|must be declared"
+)
+# The name that is missing.
+_NAMED = re.compile(
+    r"(?:[‘'](?:\w+::)*(?P<name>[A-Za-z_]\w*)[’'] (?:was not declared|has not been declared|"
+    r"does not name|is not a member)|(?:undeclared identifier|unknown type name) '(?P<clang>\w+)'"
+    r"|identifier \"(?P<nvcc>\w+)\" is undefined)"
 )
 _WAIT = 0.1  # seconds between two looks at what another process builds
 
@@ -210,7 +216,7 @@ def argv(flags: tuple[str, ...]) -> list[str]:
 
 
 def architecture_flags(architectures: str, given: list[str]) -> list[str]:
-    """nvcc's flags for a list such as "8.0;9.0+PTX", unless the user's own name an architecture."""
+    """Nvcc's flags for a list such as "8.0;9.0+PTX", unless the user's own name an architecture."""
     if any("arch" in flag for flag in given) or not architectures:
         return []  # without both nvcc takes its oldest, and PTX for all later ones
     flags = set()
@@ -266,8 +272,11 @@ class _Builder:
         self.torch_include = text_of.torch_include()
         self.running: set[subprocess.Popen] = set()
         self.output: list[str] = []
+        self.given_up = False
+        self.opened: list[FileLock] = []  # of precompiled headers in use
         self.levels: list[str] = []  # at which each part was compiled
         self._guard = threading.Lock()
+        self._naming = threading.Lock()
 
     def run(self, inputs: dict, narrow: bool) -> Path:
         """Compile, link and publish; the library."""
@@ -280,6 +289,10 @@ class _Builder:
             except BaseException:
                 self._end_all()
                 raise
+            finally:
+                for lock in self.opened:
+                    lock.close()
+                self.opened.clear()
             if manifest(self.extension, self.toolchain) == inputs:
                 break
             inputs = manifest(self.extension, self.toolchain)  # a header was edited meanwhile
@@ -291,6 +304,8 @@ class _Builder:
     def _library(self, narrow: bool) -> Path:
         jobs = []
         for i, source in enumerate(self.extension.sources):
+            if not source.folder:  # so that compilers can quote its lines
+                (self.folder / source.name).write_bytes(source.content)
             functions = self.extension.functions if i == 0 else None
             if source.cuda and self.extension.with_cuda:
                 jobs.append((self._cuda, source, narrow))
@@ -338,7 +353,7 @@ class _Builder:
             done, said = self._compile_cpp(source, way, text, flags)
             if done:
                 return [(done, way.name)]
-            if way is ways[-1] or not _may_need_more(said):
+            if way is ways[-1] or not self._may_need_more(said):
                 break
         raise _Failed(said)
 
@@ -354,7 +369,7 @@ class _Builder:
             done, said = self._compile_cuda(source, way, text)
             if done:
                 return [(done, f"cuda {way.name}")]
-            if way is ways[-1] or not _may_need_more(said):
+            if way is ways[-1] or not self._may_need_more(said):
                 break
         raise _Failed(said)
 
@@ -372,33 +387,28 @@ class _Builder:
         host, said = None, ""
         for way in ways:
             host, said = self._compile_cpp(source, way, text_of.LAUNCHES + split.host, flags)
-            if host or not _may_need_more(said):
+            if host or not self._may_need_more(said):
                 break
         kernels, wrong = device.result()
         if host and kernels:
             return [(kernels, "kernels"), (host, f"host {way.name}")]
-        if (said and not host and not _may_need_more(said)) or (
-            wrong and not kernels and not _may_need_more(wrong)
-        ):
-            raise _Failed("\n".join(filter(None, [wrong, said])))
+        hopeless = [out for out, half in ((wrong, kernels), (said, host)) if not half]
+        if any(not self._may_need_more(out) for out in hopeless):
+            raise _Failed("\n".join(hopeless))
         return None
 
     def _compile_cpp(
         self, source: Source, way: text_of.Level, text: str, flags: list[str]
     ) -> tuple[Path | None, str]:
         shared = ["-fPIC", *([] if any(f.startswith("-std=") for f in flags) else ["-std=c++17"])]
-        include = self._prelude(way)
-        if way.shared:
-            include = self._precompiled(way, [*shared, *flags]) or include
-        command = [
-            *self.cxx,
-            *self._defines(),
-            *self._includes(source, way),
-            *shared,
-            *flags,
-            *include,
-        ]
-        return self._compile(command, text, f"{_stem(source)}.{way.name}.cpp")
+        command = [*self.cxx, *self._defines(), *self._includes(source, way), *shared, *flags]
+        name = f"{_stem(source)}.{way.name}.cpp"
+        if way.shared and (include := self._precompiled(way, [*shared, *flags])):
+            done, said = self._compile([*command, *include], text, name)
+            if done or not re.search(r"\b(?:PCH|precompiled|AST) ", said):
+                return done, said
+            self.output.clear()  # flags that it was not made for: without it, then
+        return self._compile([*command, *self._prelude(way)], text, name)
 
     def _compile_cuda(
         self, source: Source, way: text_of.Level, text: str
@@ -423,11 +433,9 @@ class _Builder:
 
     def _compile(self, command: list[str], text: str, name: str) -> tuple[Path | None, str]:
         """Run a compiler on a text, unless its object is there; the object, what was printed."""
-        facts = json.dumps([command, manifest(self.extension, self.toolchain)["files"]])
-        if self.extension.sources[0].folder == "":
-            facts = json.dumps(command)
         digest = hashlib.sha256(
-            f"{facts}\0{self._header_digests()}\0".encode() + text.encode(errors="surrogateescape")
+            f"{json.dumps(command)}\0{self._header_digests()}\0".encode()
+            + text.encode(errors="surrogateescape")
         ).hexdigest()[:24]
         final = self.folder / f"{digest}.o"
         if final.exists():
@@ -445,7 +453,7 @@ class _Builder:
         return None, said or f"{command[0]} ended with status {code}"
 
     def _header_digests(self) -> str:
-        files = manifest(self.extension, self.toolchain)["files"]
+        files = headers(self.extension, self.toolchain)
         own = {os.path.join("/", source.name) for source in self.extension.sources}
         return json.dumps({path: value for path, value in files.items() if path not in own})
 
@@ -541,23 +549,21 @@ class _Builder:
         made = folder / ("torch.h.pch" if clang else "torch.h.gch")
         use = ["-include-pch", str(made)] if clang else ["-include", str(header)]
         lock = FileLock(Path(f"{folder}.lock"))
-        lock.take(wait=True)
-        try:
+        self.opened.append(lock)  # shared until this build has ended: nobody removes it
+        fcntl.flock(lock.descriptor, fcntl.LOCK_SH)
+        if not made.exists():
+            fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
             folder.mkdir(mode=0o700, exist_ok=True)
             if not made.exists():
                 header.write_text(way.prelude)
                 draft = folder / f".{made.name}-{os.getpid()}"
-                with self._slots:
-                    code, _ = self._run([*command, str(header), "-o", str(draft)])
+                code, _ = self._run([*command, str(header), "-o", str(draft)])
                 if code:
                     return None
                 os.replace(draft, made)
-            os.utime(folder)
             fcntl.flock(lock.descriptor, fcntl.LOCK_SH)
-            self._used = lock  # until this build has ended nobody removes it
-        finally:
-            if getattr(self, "_used", None) is not lock:
-                lock.close()
+        with contextlib.suppress(OSError):
+            os.utime(folder)
         return use
 
     def _is_clang(self) -> bool:
@@ -570,9 +576,12 @@ class _Builder:
         )
         return "__clang__" not in probe.stdout
 
-    def _run(self, command: list[str]) -> tuple[int, str]:
+    def _run(self, command: list[str], show: bool = True) -> tuple[int, str]:
         """Run a tool in the work folder; its status and all that it printed."""
-        if self.verbose:
+        verbose = self.verbose and show
+        if self.given_up:
+            raise _Failed("interrupted")
+        if verbose:
             print(shlex.join(command), flush=True)
         process = subprocess.Popen(
             command,
@@ -588,25 +597,83 @@ class _Builder:
         out = process.communicate()[0].decode(errors="replace")
         with self._guard:
             self.running.discard(process)
-            self.output.append(f"{shlex.join(command)}\n{out}")
-        if self.verbose and out:
+            if show:
+                self.output.append(f"{shlex.join(command)}\n{out}")
+        if verbose and out:
             print(out, end="", flush=True)
         return process.returncode, out
 
+    def _may_need_more(self, said: str) -> bool:
+        """Whether an error may come from a header that was left out.
+
+        It cannot where each name that is missing appears nowhere in all of torch's headers.
+        """
+        errors = [line for line in said.splitlines() if re.search(r"\berror\b", line)]
+        if errors and not any(map(_MISSING.search, errors)):
+            return False
+        missing = [_NAMED.search(line) for line in errors if _MISSING.search(line)]
+        if not errors or not all(missing):
+            return True
+        return any(found[found.lastgroup] in self._words() for found in missing)
+
+    def _words(self) -> frozenset[str]:
+        """Every identifier and macro that torch/extension.h brings, noted when first asked for."""
+        with self._naming:
+            made_of = [self.toolchain.cxx, self.toolchain.torch, self.toolchain.cuda_home]
+            digest = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:12]
+            path = self.folder.parent / f"inline.words-{digest}" / "words"
+            with contextlib.suppress(OSError):
+                return frozenset(path.read_text().split())
+            system = [
+                word
+                for folder in (
+                    self.torch_include,
+                    self.torch_include / "torch/csrc/api/include",
+                    sysconfig.get_path("include"),
+                )
+                for word in ("-isystem", str(folder))
+            ]
+            source = self.folder / "words.cpp"
+            source.write_text("#include <torch/extension.h>\n#include <math.h>\n")
+            command = [*self.cxx, "-std=c++17", *system, "-E", "-P", "-dD", source.name]
+            code, said = self._run(command, show=False)
+            words = frozenset(re.findall(r"[A-Za-z_]\w+", said))
+            if code == 0:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                draft = path.with_name(f".words-{os.getpid()}-{os.urandom(4).hex()}")
+                draft.write_text("\n".join(words))
+                os.replace(draft, path)
+            return words
+
     def _end_all(self) -> None:
         """End the compilers that are running, and what they started."""
+        self.given_up = True
         with self._guard:
             for process in self.running:
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
 
+    def _unknown_functions(self) -> str:
+        """What to say of names in `functions` that the C++ source does not have."""
+        source, *cuda = [text_of.code_of(source.text) for source in self.extension.sources]
+        if "##" in source:
+            return ""  # a macro may make any name
+        there, said = {*re.findall(r"\w+", source)}, []
+        for name in self.extension.functions or ():
+            if name.rpartition("::")[2] in there:
+                continue
+            declared = re.search(rf"^[^\n;{{}}#]*\b{name}\s*\([^)]*\)", "\n".join(cuda), re.M)
+            close = difflib.get_close_matches(name, re.findall(r"(\w+)\s*\(", source), 1)
+            cure = f"; did you mean {close[0]!r}?" if close else ""
+            if declared:
+                cure = f": declare it there: {' '.join(declared[0].split())};"
+            said.append(f"functions: {name!r} is not in cpp_sources{cure}")
+        return "\n".join(said)
+
     def _error(self, said: str) -> BuildError:
         """What a person wants to read of a failed build."""
         names = tuple(source.name for source in self.extension.sources)
-        for source in self.extension.sources:
-            if not source.folder:  # so that the lines can be quoted
-                (self.folder / source.name).write_text(source.text)
-        causes = explain_failure(said, self.folder, names)
+        causes = self._unknown_functions() or explain_failure(said, self.folder, names)
         causes = Places(self.extension).in_callers_words(causes)
         log: Path | None = self.folder.parent / f"{self.extension.unit}.log"
         try:
@@ -618,12 +685,6 @@ class _Builder:
         return BuildError(
             f"{name} could not be built:\n{causes}{where}", name, str(log) if log else None
         )
-
-
-def _may_need_more(said: str) -> bool:
-    """Whether an error may come from a header that was left out."""
-    errors = [line for line in said.splitlines() if "error" in line]
-    return any(_MISSING.search(line) for line in errors) or not errors
 
 
 def _command(text: str) -> list[str]:

@@ -20,7 +20,8 @@ class Places:
     def in_callers_words(self, text: str) -> str:
         """A message with the places of the caller instead of those in the strings."""
         shown, shift = [], 0
-        for line in text.split("\n"):
+        for printed in text.split("\n"):
+            line = printed
             if place := _SHOWN.match(line):
                 name, number = place["file"], int(place["line"])
                 found = self._find(name, number)
@@ -31,8 +32,7 @@ class Places:
                 line = f"{int(quoted['line']) + shift:>5}{line[quoted.end('line') :]}"
             elif not line.startswith(" "):
                 shift = 0
-            line = re.sub(r"^functions\.cpp:\d+(?::\d+)?:", "functions:", line)
-            shown.append(line)
+            shown.append(re.sub(r"^functions\.cpp:\d+(?::\d+)?:", "functions:", line))
         return "\n".join(shown)
 
     def _find(self, name: str, number: int) -> tuple[str, int] | None:

@@ -106,7 +106,8 @@ def levels(
     if _TORCH_CONDITION.search(text) or _REST_OF_TORCH.search(code):
         return [full]
     wide = [full] if cuda else [TORCH, full]
-    if _PYTHON_BINDING.search(code) or any(not n.startswith("c10/") for n in of_torch):
+    known = ("c10/", "ATen/cuda/", "ATen/Dispatch", "ATen/Parallel", "ATen/core/")
+    if _PYTHON_BINDING.search(code) or any(not n.startswith(known) for n in of_torch):
         return wide
     if any(name.startswith('"') for name in others):
         return wide  # may need torch as well
@@ -114,7 +115,8 @@ def levels(
         return [plain(functions, cuda), *wide]
     if functions and not _layout_is_known(torch_include):
         return wide
-    return [tensor(code, functions, torch_include, cuda), *wide]
+    slim = not any(name.startswith("ATen/") for name in of_torch)
+    return [tensor(code, functions, torch_include, cuda, slim), *wide]
 
 
 def plain(functions: bool, cuda: bool) -> Level:
@@ -125,8 +127,11 @@ def plain(functions: bool, cuda: bool) -> Level:
     return Level("plain", prelude, UMBRELLAS, own_binding=functions)
 
 
-def tensor(code: str, functions: bool, torch_include: Path, cuda: bool) -> Level:
-    """Tensors, their methods and operators, and the functions of at:: and torch:: that are named."""
+def tensor(code: str, functions: bool, torch_include: Path, cuda: bool, slim: bool) -> Level:
+    """Tensors, their methods and operators, and the functions of at:: and torch:: that are named.
+
+    `slim` leaves out what the headers of operators include without need.
+    """
     prelude = "#define AT_PER_OPERATOR_HEADERS\n"
     prelude += "".join(f"#include <{name}>\n" for name in _STANDARD.split())
     prelude += "#include <ATen/core/Tensor.h>\n#include <ATen/TensorOperators.h>\n"
@@ -142,7 +147,8 @@ def tensor(code: str, functions: bool, torch_include: Path, cuda: bool) -> Level
     prelude += _torch_namespace(code, tuple(operators), torch_include)
     if not cuda:
         prelude += '#define OCTET_TENSORS\n#include "inline_binding.h"\n'
-    return Level("tensor", prelude, (*UMBRELLAS, *_HEAVY), own_binding=functions)
+    hidden = (*UMBRELLAS, *_HEAVY) if slim else UMBRELLAS
+    return Level("tensor", prelude, hidden, own_binding=functions)
 
 
 def _torch_namespace(code: str, operators: tuple[str, ...], torch_include: Path) -> str:
@@ -327,7 +333,7 @@ def _items(text: str, code: str) -> list[tuple[int, int]] | None:
 
 
 def _ends(code: str, begin: int, at: int, goes_on) -> bool:
-    """Whether a brace closed at the top level ends the item: not in `struct S {};`, `int a[] = {};`."""
+    """Whether a brace closed at the top level ends the item: not so in `struct S {};`."""
     if goes_on or re.match(r"\s*;", code[at : at + 80]):
         return False
     head = code[begin : code.index("{", begin)]
@@ -363,11 +369,6 @@ def _launches(item: str, bare: str, kernels: set[str]) -> str | None:
     return "".join([*pieces, item[at:]])
 
 
-def header_of(level: Level) -> dict[str, str]:
-    """The files that stand in the way of the headers to be left out, by path below a folder."""
-    return {name: "#pragma once\n" for name in level.hidden}
-
-
 def spoken(functions: dict[str, str], name: str, level: Level, error_handling: bool) -> str:
     """The text that binds functions, to be put behind the source."""
     if level.own_binding:
@@ -401,8 +402,9 @@ def _own_binding(functions: dict[str, str], name: str) -> str:
         "static PyMethodDef octet_methods[] = {",
         *rows,
         "    {nullptr, nullptr, 0, nullptr}};",
-        f"static PyModuleDef octet_module = {{PyModuleDef_HEAD_INIT, {_literal(name)}, nullptr, -1,",
-        "                                   octet_methods, nullptr, nullptr, nullptr, nullptr};",
+        "static PyModuleDef octet_module = {",
+        f"    PyModuleDef_HEAD_INIT, {_literal(name)}, nullptr, -1,",
+        "    octet_methods, nullptr, nullptr, nullptr, nullptr};",
         f"PyMODINIT_FUNC PyInit_{name}() {{",
         *ready,
         "    return octet::module(&octet_module);",
