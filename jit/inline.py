@@ -34,6 +34,7 @@ from .store import Store
 from .units import Sources, _directives
 
 _loaded: dict[str, object] = {}  # what is in this process, by key
+_versions: dict[str, int] = {}  # how many modules of a name there have been
 _one_at_a_time = threading.RLock()
 
 
@@ -314,17 +315,17 @@ def _opened(extension: Extension, library: Path, digest: str):
         torch.ops.load_library(str(library))
         return str(library)
     if digest not in _loaded:
-        for version in itertools.count():
+        for version in itertools.count(_versions.get(extension.name, 0)):
             # pybind11 keeps one module a name and gives that back; Python asks PyInit of the last
             # part of the name alone.
             name = f"v{version}.{extension.name}" if version else extension.name
             file_loader = importlib.machinery.ExtensionFileLoader(name, str(library))
             spec = importlib.util.spec_from_file_location(name, str(library), loader=file_loader)
             module = importlib.util.module_from_spec(spec)
-            if module.__spec__ is spec:
+            if module.__file__ == str(library):
                 break
         file_loader.exec_module(module)
-        module.__name__ = extension.name
+        module.__name__, _versions[extension.name] = extension.name, version + 1
         _loaded[digest] = module
     return _loaded[digest]
 
