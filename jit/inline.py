@@ -326,6 +326,7 @@ def _opened(extension: Extension, library: Path, digest: str):
                 break
         file_loader.exec_module(module)
         module.__name__, _versions[extension.name] = extension.name, version + 1
+        spec.name = extension.name
         _loaded[digest] = module
     return _loaded[digest]
 
