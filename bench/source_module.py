@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import loader
-from harness import RESULTS, circumstances, keep
+from harness import circumstances, keep
 
 SOURCE = """
 extern "C" __global__ void scale(float* out, const float* x, float factor, int n) {
@@ -158,13 +158,12 @@ def main(arguments=None) -> None:
     """Measure and print; `--keep` writes the results."""
     parser = argparse.ArgumentParser(prog="python -m loader bench source_module")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--keep", action="store_true", help="write bench/results/")
+    parser.add_argument("--keep", action="store_true", help="write the results")
+    parser.add_argument("--out", type=Path, help="where to, instead of bench/results/")
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = first_calls(options.repeats)
     if device == "cuda":
         rows += launches(4 * options.repeats)
     if options.keep:
-        folder = RESULTS / "calls"  # apart from the operators' results, of which tables are made
-        folder.mkdir(exist_ok=True)
-        print(keep("source_module", device, circumstances(device, []), rows, folder))
+        print(keep("source_module", device, circumstances(device, []), rows, options.out))

@@ -131,11 +131,11 @@ def source_module() -> str:
         lines = [
             f"On {_circumstances(record)}:",
             "",
-            "| | median | p10 | p90 |",
+            "| | median | least | most |",
             "|---|---|---|---|",
         ]
         for row in record["rows"]:
-            times = [f"{row[name]:.3g} {row['unit']}" for name in ("median", "p10", "p90")]
+            times = [f"{row[name]:.3g} {row['unit']}" for name in ("median", "low", "high")]
             lines.append("| " + " | ".join([row["name"], *times]) + " |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

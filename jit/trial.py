@@ -382,21 +382,12 @@ def _difference(operator, reference, arguments: tuple) -> tuple[str, str, float]
 
 
 def _time(module, unit: str) -> float | None:
-    """Microseconds of the operator's benchmark on the GPU, the L2 cache flushed; a median."""
-    import torch
+    """Microseconds of the operator's benchmark on the GPU; None where it cannot be had."""
+    from .timing import time
 
-    if not hasattr(module, "benchmark"):
+    try:
+        arguments = module.benchmark("cuda")
+        operator = getattr(module, unit)
+        return 1e3 * time(lambda: operator(*arguments), device="cuda", repeats=20)
+    except (AttributeError, RuntimeError):  # it has none, or the GPU has no room for it
         return None
-    arguments, operator = module.benchmark("cuda"), getattr(module, unit)
-    flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    spans = []
-    for _ in range(23):
-        flush.zero_()
-        span = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        span[0].record()
-        operator(*arguments)
-        span[1].record()
-        spans.append(span)
-    torch.cuda.synchronize()
-    times = sorted(begin.elapsed_time(end) for begin, end in spans[3:])
-    return 1e3 * times[len(times) // 2]
