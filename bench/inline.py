@@ -8,7 +8,7 @@ cold    nothing is there
 edit    the source was changed since (of `square_matrix` the kernel)
 warm    nothing was changed; a new process
 
-    python bench/inline.py [--repeats 3] [--theirs 1]
+    python -m loader bench inline [--repeats 3] [--theirs 1]
 
 `bind` binds `hello` by hand with pybind11, so that torch's headers are wanted: cold makes the
 precompiled header that later extensions share, `shared` is another extension's first build then.
@@ -121,13 +121,14 @@ def measure(ours: bool, name: str) -> dict[str, float]:
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def main() -> None:
+def main(arguments=None) -> None:
     """Measure, print a line for each case, keep the results."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(prog="python -m loader bench inline")
     parser.add_argument("--repeats", type=int, default=3, help="runs of ours")
     parser.add_argument("--theirs", type=int, default=1, help="runs of torch's own")
+    parser.add_argument("--out", type=Path, help="folder of the result file")
     parser.add_argument("names", nargs="*", default=[*SNIPPETS])
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     import torch
 
     from harness import circumstances, keep
@@ -157,7 +158,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     facts = circumstances(device, []) | {"cores": len(os.sched_getaffinity(0))}
     facts["cuda_compiler"] = torch.version.cuda if shutil.which("nvcc") else None
-    print(keep("inline", device, facts, rows))
+    print(keep("inline", device, facts, rows, options.out))
 
 
 if __name__ == "__main__":

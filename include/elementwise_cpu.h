@@ -1,7 +1,5 @@
 // The CPU loop of elementwise operators; see elementwise.h.
 #pragma once
-#include <algorithm>
-
 #include "elementwise.h"
 
 /// Elements [begin, end) in row-major order, a run of the innermost dimension at a time.
@@ -19,7 +17,8 @@ void elementwise_range(const ElementwiseParams& p, int64_t begin, int64_t end) {
         const T* a = static_cast<const T*>(p.in[0]) + at[0];
         const T* b = static_cast<const T*>(p.in[1]) + at[1];
         T* __restrict out = static_cast<T*>(p.out) + at[2];
-        const int64_t length = std::min(end - begin, p.size[inner] - column);
+        const int64_t left = p.size[inner] - column,
+                      length = end - begin < left ? end - begin : left;
         if (s0 == 1 && s1 == 1 && s2 == 1)
             for (int64_t i = 0; i < length; ++i)
                 out[i] = store<T>(Function()(load(a[i]), load(b[i])));

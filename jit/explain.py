@@ -79,6 +79,7 @@ def why_built(store: Store, unit: Unit, inputs: dict) -> list[str]:
 def explanation(session, names: list[str]) -> Table:
     """For each unit: whether it is in the store, when it was built there, and why."""
     table = Table("Why each operator was built", ("operator", "state", "why"))
+    edits = _edits()
     inputs = session.manifests(names)
     for name in names:
         recorded = session.store.manifest(name, session.lookup(name, inputs[name]) or "")
@@ -94,7 +95,7 @@ def explanation(session, names: list[str]) -> Table:
         first, *rest = why or ["not recorded"]
         table.rows.append((name, state, first))
         table.rows += [("", "", line) for line in rest]
-        for edit in _edits(name):
+        for edit in (edit for edit in edits if edit.unit == name):
             when = time.strftime("%H:%M:%S", time.localtime(edit.when))
             headline, *more = str(edit).split("\n")
             table.rows.append(("", f"{when} in this session", headline))
@@ -102,7 +103,7 @@ def explanation(session, names: list[str]) -> Table:
     return table
 
 
-def _edits(name: str) -> list:
-    """The edits of a unit that this process has taken in or refused."""
+def _edits() -> list:
+    """The edits that this process has taken in or refused."""
     reload = sys.modules.get("loader.jit.reload")
-    return [edit for edit in reload.history() if edit.unit == name] if reload else []
+    return reload.history() if reload else []

@@ -2,11 +2,12 @@
 
 Works on the folder and the ninja file that the unit's first build left behind (worker.py), so it
 needs neither a second process with torch in it nor torch's own `load()`: an edit of a kernel costs
-the compilation of that file and two links. The second link makes the library that takes the place
-of the one in use (swap.cpp) from the same objects.
+the compilation of that file and a link, of the library that takes the place of the one in use
+(swap.cpp). The one for the store is linked from the same objects meanwhile.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from .explain import FOR_EDIT
 from .key import built_sources, key, manifest
 from .lock import FileLock
 from .session import Session
+from .store import Store
 from .units import Sources
 from .worker import drop_stale_objects
 
@@ -50,38 +52,42 @@ class Resources:
 
 @dataclass
 class Rebuilt:
-    """A unit that was built again; `finish` it, since its lock is held until then.
+    """A unit that was built again; its lock is held until it is kept or discarded.
 
     Attributes:
         inputs: the manifest of the sources that it is made of; `key` its digest.
-        library: as it will be in the store.
+        swap: the library that can take the place of the one in use.
         compiled: seconds that each file took which was compiled.
-        resources: of the kernels in the CUDA file, by mangled name, where that was compiled.
+        resources: of the kernels in the CUDA files, by mangled name, where those were compiled.
     """
 
     inputs: dict
     key: str
-    library: Path
+    swap: Path
     seconds: float
     compiled: dict[str, float]
     resources: dict[str, Resources]
     _lock: FileLock
     _linker: subprocess.Popen
-    _swap: Path
+    _library: Path
 
-    def swap_library(self) -> Path:
-        """The same code as a library that can take the place of the one in use."""
-        _, said = self._linker.communicate()
-        if self._linker.returncode:
-            raise BuildError(f"the library for the swap could not be linked:\n{said.strip()}")
-        return self._swap
+    def keep(self, store: Store, **facts) -> None:
+        """Put it into the store, for the next process."""
+        try:
+            _, said = self._linker.communicate()
+            if self._linker.returncode:
+                raise BuildError(f"the library for the store could not be linked:\n{said.strip()}")
+            store.publish(self._library, self.inputs, **facts)
+        finally:
+            self.discard()
 
-    def finish(self) -> None:
-        """Let others build the unit again."""
+    def discard(self) -> None:
+        """Remove the libraries, and let others build the unit again."""
         if self._linker.returncode is None:
+            self._linker.kill()
             self._linker.communicate()
-        self.library.unlink(missing_ok=True)
-        self._swap.unlink(missing_ok=True)
+        self._library.unlink(missing_ok=True)
+        self.swap.unlink(missing_ok=True)
         self._lock.release()
 
 
@@ -116,10 +122,13 @@ def rebuild(session: Session, name: str, jobs: int = 0) -> Rebuilt:
             if manifest(unit, toolchain, Sources(unit.root, toolchain.header_folders)) != inputs:
                 lock.release()
                 continue
-            own = f"{name}-{os.getpid()}-{next(_numbers)}"
-            library, swap = folder / f"edit-{own}.so", folder / f"swap-{own}.so"
-            os.link(folder / f"{name}.so", library)
-            linker = _link_for_swap(folder, swap)
+            own = f"{name}-{os.getpid()}-{next(_numbers)}.so"
+            library, swap = folder / f"edit-{own}", folder / f"swap-{own}"
+            linker = _link(folder, swap, swap_object(folder.parent))
+            said = linker.communicate()[1]
+            if linker.returncode:
+                raise _failed(name, said, folder.parent, unit.root, unit.sources)
+            linker = _link(folder, library)
         except BaseException:
             lock.release()
             raise
@@ -127,16 +136,30 @@ def rebuild(session: Session, name: str, jobs: int = 0) -> Rebuilt:
         times = {stems[o]: seconds for o, seconds in compiled.items() if o in stems}
         took = time.perf_counter() - begun
         resources = _resources(output)
-        return Rebuilt(inputs, key(inputs), library, took, times, resources, lock, linker, swap)
+        return Rebuilt(inputs, key(inputs), swap, took, times, resources, lock, linker, library)
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)
 
 
-def _link_for_swap(folder: Path, library: Path) -> subprocess.Popen:
-    """Link what is in the folder once more, with swap.cpp."""
+def swap_object(work: Path) -> Path:
+    """swap.cpp compiled, in the folder `work`."""
+    text = SWAP.read_bytes()
+    found = work / f"swap-{hashlib.sha256(text).hexdigest()[:16]}.o"
+    if not found.exists():
+        draft = found.with_name(f"{found.name}-{os.getpid()}")
+        command = [*shlex.split(os.environ.get("CXX") or "c++"), "-O1", "-fPIC", "-std=c++17"]
+        command += ["-fvisibility=hidden", "-c", "-x", "c++", str(SWAP), "-o", str(draft)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"{SWAP.name} could not be compiled:\n{done.stderr.strip()}")
+        os.replace(draft, found)
+    return found
+
+
+def _link(folder: Path, library: Path, *more: Path) -> subprocess.Popen:
+    """Link the objects of a folder, and `more`, as its ninja file would."""
     text = (folder / "build.ninja").read_text()
     objects = [str(folder / found) for found in _rule(text, "build .*?: link (.*)").split()]
-    command = [*_words(_rule(text, "cxx = (.*)")), "-O1", "-fPIC", "-std=c++17"]
-    command += ["-fvisibility=hidden", "-x", "c++", str(SWAP), "-x", "none", *objects]
+    command = [*_words(_rule(text, "cxx = (.*)")), *objects, *map(str, more)]
     command += [*_words(_rule(text, "ldflags = (.*)")), "-ldl", "-o", str(library)]
     return subprocess.Popen(
         command,
@@ -146,6 +169,16 @@ def _link_for_swap(folder: Path, library: Path) -> subprocess.Popen:
         text=True,
         errors="replace",
     )
+
+
+def _failed(name: str, output: str, work: Path, root: Path, sources: tuple[str, ...]) -> BuildError:
+    """What a person wants to read of a failed build, whose output is kept in `work`."""
+    log = work / f"{name}.log"
+    with contextlib.suppress(OSError):
+        log.write_text(output)
+    causes = explain_failure(output, root, sources)
+    text = f"{name} could not be built:\n{causes}\nThe whole output is in {log}"
+    return BuildError(text, name, str(log))
 
 
 def _usable(folder: Path, unit, sources: tuple[str, ...]) -> bool:
@@ -161,11 +194,12 @@ def _usable(folder: Path, unit, sources: tuple[str, ...]) -> bool:
 def _ninja(
     folder: Path, name: str, root: Path, sources: tuple[str, ...], jobs: int
 ) -> tuple[dict[str, float], str]:
-    """Run ninja in the folder: seconds by output, and what the compilers printed."""
+    """Have ninja make the objects: seconds by output, and what the compilers printed."""
     log, mark = folder / ".ninja_log", folder / "building"
     before = set(log.read_text().splitlines()) if log.exists() else set()
     mark.touch()
     command = [_ninja_program(), "-C", str(folder), "-j", str(jobs or cores())]
+    command += _rule((folder / "build.ninja").read_text(), "build .*?: link (.*)").split()
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -184,15 +218,7 @@ def _ninja(
         raise BuildError(f"{name}: its build was ended by signal {-process.returncode}", name)
     mark.unlink()
     if process.returncode:
-        written = folder.parent / f"{name}.log"
-        with contextlib.suppress(OSError):
-            written.write_text(output)
-        causes = explain_failure(output, root, sources)
-        raise BuildError(
-            f"{name} could not be built:\n{causes}\nThe whole output is in {written}",
-            name,
-            str(written),
-        )
+        raise _failed(name, output, folder.parent, root, sources)
     compiled = {}
     for line in log.read_text().splitlines():
         if line not in before and line[:1].isdigit():

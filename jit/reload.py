@@ -8,6 +8,7 @@ the place of the one in use (swap.py), and keep it in the store, where the next 
 finds it. `ops/X.py` is run again in its module, so that the functions that others hold change too.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -24,11 +25,11 @@ from . import toolchain
 from .build import cores
 from .errors import BuildError
 from .key import manifest
-from .rebuild import Rebuilt, Resources, rebuild
+from .rebuild import Rebuilt, Resources, rebuild, swap_object
 from .report import Report, headline
 from .session import SESSIONS, Session
 from .swap import Swap
-from .trial import Trials, Verdict, guard_library
+from .trial import Trial, Trials, Verdict, guard_library
 from .units import Sources, include_folders, listed
 
 TIME_LIMIT = 5.0  # seconds for a trial
@@ -138,6 +139,7 @@ class Reloader:
         self._operators: dict[tuple[int, str], Operator] = {}
         self._seen: dict[str, tuple | None] = {}
         self._sessions: list[Session] = []
+        self._keeping: list[threading.Thread] = []
         self.history: list[Edit] = []
 
     def stand_by(self) -> None:
@@ -146,6 +148,8 @@ class Reloader:
             if self._look():
                 self._sessions = []  # edited already: look again before the next cell
             self._trials.start()
+            with contextlib.suppress(BuildError, OSError):  # the first edit will tell
+                swap_object(SESSIONS[0].caches[-1] / "work")
 
     def is_unchanged(self) -> bool:
         """Whether no source file was touched since they were last looked at; well below 1 ms."""
@@ -246,8 +250,8 @@ class Reloader:
         operator = task.operator
         session, name = operator.session, operator.name
         edit = Edit(name, [*task.compile, *task.run], before=operator.versions[-1])
-        gpu = toolchain.has_gpu() and bool(session.toolchain.architectures)
-        trial = self._trials.prepare(name, session.root, gpu)
+        devices = _devices(session, edit.files)
+        trial = self._trials.prepare(name, session.root, "cuda" in devices)
         rebuilt = None
         try:
             if session.is_foreign(name):
@@ -262,24 +266,31 @@ class Reloader:
             if task.compile:
                 rebuilt = edit.rebuilt = rebuild(session, name, jobs)
                 session.errors.pop(name, None)
-            self._decide(operator, edit, trial, gpu, limit, force)
+            self._decide(operator, edit, trial, devices, limit, force)
         except BuildError as error:
             edit.outcome, edit.text = "failed", str(error)
         finally:
             trial.cancel()
-            if rebuilt:
-                rebuilt.finish()
+            if rebuilt and edit.outcome == "live":
+                self._keep(session, edit)
+            elif rebuilt:
+                rebuilt.discard()
         edit.seconds = time.perf_counter() - begun
         return edit
 
-    def _decide(self, operator: Operator, edit: Edit, trial, gpu: bool, limit: float, force: bool):
+    def _decide(
+        self,
+        operator: Operator,
+        edit: Edit,
+        trial: Trial,
+        devices: list[str],
+        limit: float,
+        force: bool,
+    ) -> None:
+        """Try what was built, and put it in place if it is right."""
         session, name, rebuilt = operator.session, operator.name, edit.rebuilt
-        library = rebuilt.library if rebuilt else _library_in_use(operator)
-        only_cpu = all(file.endswith("_cpu.cpp") for file in edit.files)
-        only_cuda = all(file.endswith((".cu", ".cuh")) for file in edit.files)
-        devices = [] if gpu and only_cuda else ["cpu"]
-        devices += ["cuda"] if gpu and not only_cpu else []
-        edit.verdict = trial.run(library, devices, limit, timed="cuda" in devices)
+        library = rebuilt.swap if rebuilt else _library_in_use(operator)
+        edit.verdict = trial.run(library, bool(rebuilt), devices, limit, timed="cuda" in devices)
         if edit.verdict.outcome not in ("right", "untried") and not force:
             edit.outcome, edit.text = "refused", edit.verdict.text
             return
@@ -295,7 +306,7 @@ class Reloader:
             edit.verdict.microseconds or before.microseconds,
         )
         if rebuilt and name in session.loaded:
-            after.swap = Swap(name, rebuilt.swap_library())
+            after.swap = Swap(name, rebuilt.swap)
         changed = {p: after.files[p] for p in edit.files if p.endswith(".py") and p in after.files}
         if changed:
             _run_again(session, name, changed)
@@ -304,13 +315,36 @@ class Reloader:
             if before.swap:
                 before.swap.withdraw()
         if rebuilt:
-            facts = {"why": [f"{p} edited" for p in edit.files], "root": str(session.root)}
-            facts["seconds"] = {"compile": rebuilt.seconds}
-            session.store.publish(rebuilt.library, rebuilt.inputs, **facts)
             session.keys[name] = rebuilt.key
             if name in session.loaded:
                 session.loaded[name] = rebuilt.key
         operator.versions.append(after)
+
+    def _keep(self, session: Session, edit: Edit) -> None:
+        """Put what is in use into the store, at leisure; at once where it is not loaded yet."""
+
+        def keep():
+            facts = {"why": [f"{path} edited" for path in edit.files], "root": str(session.root)}
+            facts["seconds"] = {"compile": edit.rebuilt.seconds}
+            try:
+                edit.rebuilt.keep(session.store, **facts)
+            except (BuildError, OSError) as error:
+                print(
+                    f"loader: the edit of {edit.unit} is in use, but could not be put into the "
+                    f"cache, so the next process builds it again: {error}",
+                    file=sys.stderr,
+                )
+
+        thread = threading.Thread(target=keep, name=f"loader keeps {edit.unit}")
+        thread.start()
+        self._keeping = [*filter(threading.Thread.is_alive, self._keeping), thread]
+        if edit.unit not in session.loaded:
+            thread.join()
+
+    def settle(self) -> None:
+        """Wait until the store has all that is in use."""
+        for thread in self._keeping:
+            thread.join()
 
 
 _reloader = Reloader()
@@ -352,7 +386,8 @@ def take_in_edits(only_prepare: bool = False) -> Report | None:
 
 
 def history() -> list[Edit]:
-    """The edits of this process, in their order."""
+    """The edits of this process, in their order; the store has those that are in use."""
+    _reloader.settle()
     return [*_reloader.history]
 
 
@@ -379,6 +414,15 @@ def _stamp(path: str) -> tuple | None:
 def _sources_now(session: Session, name: str) -> dict[str, str]:
     sources = Sources(session.root, session.toolchain.header_folders)
     return manifest(session.units[name], session.toolchain, sources)["files"]
+
+
+def _devices(session: Session, files: list[str]) -> list[str]:
+    """Where an edit of these files is to be tried."""
+    if not (toolchain.has_gpu() and session.toolchain.architectures):
+        return ["cpu"]
+    if files and all(file.endswith("_cpu.cpp") for file in files):
+        return ["cpu"]
+    return ["cuda"] if all(file.endswith((".cu", ".cuh")) for file in files) else ["cpu", "cuda"]
 
 
 def _library_in_use(operator: Operator) -> Path:

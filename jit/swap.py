@@ -20,7 +20,7 @@ class Swap:
     """A library that can take another one's place, loaded and not yet in use."""
 
     def __init__(self, unit: str, library: Path):
-        """Load `library` and delete it; BuildError where it cannot take a place."""
+        """Load `library`; BuildError where it cannot take a place."""
         if _WITHOUT_SWAP in library.read_bytes():
             raise BuildError(
                 f"{unit} registers operators through torch/library.h, which a running process "
@@ -28,7 +28,6 @@ class Swap:
                 unit,
             )
         self.unit, self._library = unit, ctypes.CDLL(str(library))
-        library.unlink()
         self._new = self._schemas()
 
     def commit(self) -> None:

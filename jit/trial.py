@@ -12,6 +12,7 @@ the arguments that `samples(device)` in `ops/X.py` yields.
 import contextlib
 import ctypes
 import hashlib
+import inspect
 import json
 import os
 import select
@@ -148,11 +149,13 @@ class Trial:
         self._channel, self._lines = channel, channel.makefile("r")
         self._pid: int | None = None
 
-    def run(self, library: Path, devices: list[str], limit: float, timed: bool) -> Verdict:
-        """Try `library`; `limit` is in seconds, from when the child is ready."""
+    def run(
+        self, library: Path, is_swap: bool, devices: list[str], limit: float, timed: bool
+    ) -> Verdict:
+        """Try a library, one of the store or for a swap; `limit` in seconds, once all is ready."""
         if not self._next(60.0):
             return Verdict("untried", "the process that tries edits did not start")
-        order = {"library": str(library), "devices": devices, "timed": timed}
+        order = {"library": str(library), "is_swap": is_swap, "devices": devices, "timed": timed}
         self._channel.sendall(json.dumps(order).encode() + b"\n")
         result, ended = None, time.monotonic() + limit
         while True:
@@ -207,7 +210,10 @@ def stand_by(channel: int) -> None:
     # What the children share; torch.autograd.grad would import the former, for half a second.
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
-    import loader.jit.operator  # noqa: F401
+    import loader.jit.operator
+    import loader.jit.swap  # noqa: F401
+
+    inspect.getmodule(sys._getframe())  # a look at every module, which torch.library would take
 
     control = socket.socket(fileno=channel)
     control.set_inheritable(False)
@@ -268,7 +274,12 @@ def _live(channel: socket.socket, order: dict) -> None:
         unit, session = order["unit"], loader._session
         if str(session.root) != order["root"]:
             session = loader.Library(order["root"])._session
-        torch.ops.load_library(task["library"])
+        if task["is_swap"]:
+            from .swap import Swap
+
+            Swap(unit, Path(task["library"])).commit()
+        else:
+            torch.ops.load_library(task["library"])
         session.loaded[unit] = "on trial"
         module = session.module(unit)
         _send(channel, **vars(_compare(module, unit, task["devices"])))
