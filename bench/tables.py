@@ -112,7 +112,7 @@ def inline() -> str:
         record = json.loads(path.read_text())
         lines = [f"Seconds on {_circumstances(record)}:", ""]
         lines += ["| snippet | | loader | torch | |", "|---|---|---|---|---|"]
-        times = {(r["snippet"], r["stage"], r["who"]): r["median"] for r in record["rows"]}
+        times = {(r["snippet"], r["stage"], r["who"]): r["seconds"] for r in record["rows"]}
         for (snippet, stage, who), ours in times.items():
             if who != "loader":
                 continue

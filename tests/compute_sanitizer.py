@@ -25,6 +25,13 @@ def main():
         x = torch.rand(1001, device="cuda").to(dtype)
         for part in (x, x[1:], x[::2]):
             loader.square_bw(loader.square(part), loader.add2(part, part))
+    for dtype in DTYPES:
+        for size in ((3, 3), (5, 5), (7, 7), (9, 9), (4, 2), (19, 17)):
+            image = torch.rand(2, 45, 140, device="cuda").to(dtype)
+            kernel = torch.rand(size, device="cuda")
+            for boundary in ("zero", "reflect", "nearest"):
+                out = loader.convolve2d(image, kernel, "full", boundary)
+                loader.convolve2d_bw(out, image, kernel, "full", boundary, (True, True))
     torch.cuda.synchronize()
     print("done")
 
