@@ -10,7 +10,7 @@ warm    nothing was changed; a new process
 
     python -m loader bench inline [--repeats 3] [--theirs 1]
 
-`bind` binds `hello` by hand with pybind11, so that torch's headers are wanted: cold makes the
+`bind` is `sin_add` bound by hand with pybind11, so that torch's headers are wanted: cold makes the
 precompiled header that later extensions share, `shared` is another extension's first build then.
 """
 
@@ -48,7 +48,7 @@ torch::Tensor square_matrix(torch::Tensor matrix) {
     return result;
 }
 """
-BIND = HELLO + '\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("hello", &hello); }'
+BIND = SIN_ADD + '\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("sin_add", &sin_add); }'
 SNIPPETS = {
     "hello": {"cpp_sources": HELLO, "functions": ["hello"]},
     "sin_add": {"cpp_sources": SIN_ADD, "functions": ["sin_add"]},
@@ -63,7 +63,7 @@ EDITS = {
     "hello": ("World", "Moon"),
     "sin_add": ("x.sin()", "x.cos()"),
     "square_matrix": ("* matrix[idx];", "* matrix[idx] + 1;"),
-    "bind": ("World", "Moon"),
+    "bind": ("x.sin()", "x.cos()"),
 }
 CALL = """
 import json, sys, time
@@ -137,11 +137,13 @@ def main(arguments=None) -> None:
     for name in options.names or SNIPPETS:
         if "cuda_sources" in SNIPPETS[name] and not shutil.which("nvcc"):
             continue
-        for who, ours, repeats in (
-            ("loader", True, options.repeats),
-            ("torch", False, options.theirs),
-        ):
-            runs = [measure(ours, name) for _ in range(repeats)]
+        taken = {"loader": [], "torch": []}
+        for turn in range(max(options.repeats, options.theirs)):  # by turns: the load changes
+            if turn < options.repeats:
+                taken["loader"].append(measure(True, name))
+            if turn < options.theirs:
+                taken["torch"].append(measure(False, name))
+        for who, runs in taken.items():
             for stage in runs[0]:
                 values = [run[stage] for run in runs]
                 rows.append(

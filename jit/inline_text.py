@@ -37,7 +37,9 @@ _REST_OF_TORCH = re.compile(
     r"\btorch::(?:nn|optim|data|serialize|jit|save|load|python|autograd|fft|linalg|special|nested"
     r"|sparse|enumtype)\b|\busing\s+namespace\s+torch::"
 )
-_TORCH = re.compile(r"\b(?:torch|at|c10)\s*::|\b(?:TORCH_|AT_|C10_)\w+|\bTensor\b")
+_TORCH = re.compile(
+    r"\b(?:torch|at|c10)\s*::|\b(?:TORCH_(?!EXTENSION_NAME\b)|AT_|C10_)\w+|\bTensor\b"
+)
 
 _SKIPPED = re.compile(
     r'R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"|//(?:[^\n]|(?<=\\)\n)*|/\*.*?\*/'
@@ -76,6 +78,10 @@ class Level:
     shared: bool = False
 
 
+# What torch/extension.h brings for a source that binds by hand and names nothing of torch.
+_PYBIND = "".join(f"#include <{name}>\n" for name in _STANDARD.split())
+_PYBIND += "#include <pybind11/pybind11.h>\n#include <pybind11/stl.h>\nnamespace py = pybind11;\n"
+
 TORCH = Level(
     "torch",
     "#include <torch/types.h>\n#include <torch/csrc/Exceptions.h>\n"
@@ -106,6 +112,11 @@ def levels(
     if _TORCH_CONDITION.search(text) or _REST_OF_TORCH.search(code):
         return [full]
     wide = [full] if cuda else [TORCH, full]
+    if not (functions or cuda or of_torch or others) and not _TORCH.search(code):
+        binds = re.search(r"\bPYBIND11_MODULE\b", code)
+        return (
+            [Level("pybind", _PYBIND, UMBRELLAS), *wide] if binds else [plain(False, cuda), *wide]
+        )
     known = ("c10/", "ATen/cuda/", "ATen/Dispatch", "ATen/Parallel", "ATen/core/")
     if _PYTHON_BINDING.search(code) or any(not n.startswith(known) for n in of_torch):
         return wide
