@@ -56,8 +56,9 @@ KINDS = [
     ("broken", "elementwise_cpu<Quadrat>(*p, begin, end);", ""),
     ("broken", "missing_function(p); " + _RIGHT, ""),  # the linker lets it pass, dlopen does not
     ("wrong", "if (end > begin) elementwise_cpu<Square>(*p, begin, end - 1);", ""),
-    ("wrong", "struct Cube { template <typename A> A operator()(A x, A) const { return x * x * x; "
-              "} }; elementwise_cpu<Cube>(*p, begin, end);", ""),
+    ("wrong", "struct Cube { float operator()(float x, float) const { return x * x * x; } double "
+              "operator()(double x, double) const { return x * x * x; } }; "
+              "elementwise_cpu<Cube>(*p, begin, end);", ""),
     ("wrong", _RIGHT, "elementwise_cpu<Square>(*p, begin, end);"),
     ("wrong", _RIGHT, "// no gradient"),
     ("endless", "for (volatile int i = 0;; i = i + 1) {}", ""),

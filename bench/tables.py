@@ -105,6 +105,19 @@ def edit_loop() -> str:
     return "\n".join(parts)
 
 
+def edit_summary() -> str:
+    """The medians alone."""
+    records = {p: json.loads(p.read_text()) for p in sorted(RESULTS.glob("edit_loop_*.json"))}
+    devices = [f"{record['device']}, {record['cores']} cores" for record in records.values()]
+    lines = ["| seconds, medians | | " + " | ".join(devices) + " |"]
+    lines.append("|---" * (2 + len(devices)) + "|")
+    times = [{(r["who"], r["case"]): r["median"] for r in v["rows"]} for v in records.values()]
+    for who, case in dict.fromkeys(key for record in times for key in record):
+        cells = [f"{t[who, case]:.2f}" if (who, case) in t else "" for t in times]
+        lines.append("| " + " | ".join([who, case, *cells]) + " |")
+    return "\n".join(lines)
+
+
 def inline() -> str:
     """`load_inline` beside torch's own."""
     parts = []
@@ -141,7 +154,7 @@ def source_module() -> str:
     return "\n".join(parts)
 
 
-TABLES = {f.__name__: f for f in (kernels, summary, edit_loop, inline, source_module)}
+TABLES = {f.__name__: f for f in (kernels, summary, edit_loop, edit_summary, inline, source_module)}
 
 
 def pages() -> list[Path]:

@@ -99,13 +99,14 @@ class Trials:
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             parent = HOME if (HOME / "loader.py").exists() else HOME.parent
             code = _START.format(sys_path=[str(parent), *sys.path], channel=theirs.fileno())
-            environment = {**os.environ, "LOADER_BUILD": "never"}
+            variables = dict(os.environ)
+            variables["LOADER_BUILD"] = "never"  # what is tried is built already
             descriptors = [theirs.fileno()]
             try:
                 if self._guard:
                     handle = os.open(self._guard, os.O_RDONLY | os.O_CLOEXEC)
                     descriptors.append(handle)
-                    environment["LD_PRELOAD"] = " ".join(
+                    variables["LD_PRELOAD"] = " ".join(
                         filter(None, [f"/proc/self/fd/{handle}", os.environ.get("LD_PRELOAD")])
                     )
                 self._process = subprocess.Popen(
@@ -113,7 +114,7 @@ class Trials:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env=environment,
+                    env=variables,
                     pass_fds=descriptors,
                     start_new_session=True,
                 )

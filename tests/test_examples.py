@@ -100,3 +100,11 @@ def test_fit_volume(tmp_path):
 def test_fit_volume_fails_where_nothing_was_recovered(tmp_path):
     done = run("fit_volume.py", "--steps", 2, "--out", tmp_path / "fit.png")
     assert done.returncode == 1 and "not recovered" in done.stderr
+
+
+def test_convolve_photo(tmp_path):
+    pytest.importorskip("skimage", reason="scikit-image has the photograph")
+    done = run("convolve_photo.py", "--device", "cpu", "--out", tmp_path / "photo.png")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("difference from SciPy") == 3
+    check_picture(tmp_path / "photo.png")

@@ -3,6 +3,7 @@
 import re
 import sys
 
+import torch
 from conftest import ROOT
 
 from loader.jit.settings import SETTINGS
@@ -11,11 +12,14 @@ sys.path.insert(0, str(ROOT / "bench"))
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_example_runs():
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_examples_run():
     names = {}
-    exec(code, names)
+    for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
+        exec(code, names)
     assert names["feats"].grad.abs().sum() > 0 and names["points"].grad.abs().sum() > 0
+    torch.testing.assert_close(names["smooth"][4:-4], names["x"].unfold(0, 9, 1).mean(1))
+    y = torch.ones(3)
+    torch.testing.assert_close(names["module"].sin_add(y, y), 2 * y.sin())
 
 
 def test_the_table_of_settings_is_the_code_s():
