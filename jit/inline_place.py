@@ -2,9 +2,9 @@
 
 import linecache
 import re
-import sys
 
 from .inline import Extension
+from .source_place import label
 
 _SHOWN = re.compile(r"^(?P<file>(?:cpp|cuda)_sources\.(?:cpp|cu)):(?P<line>\d+)")
 _GUTTER = re.compile(r"^ *(?P<line>\d+) \|")
@@ -60,14 +60,3 @@ class Places:
             if best:
                 return best[1:]
         return None
-
-
-def label(file: str) -> str:
-    """A file's name, and of a notebook's cell what stands beside it: In[3]."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    compiler = getattr(shell, "compile", None)
-    with_name = getattr(compiler, "format_code_name", None)
-    if with_name and (named := with_name(file)):
-        return " ".join(named).removeprefix("Cell ")
-    return file

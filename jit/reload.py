@@ -252,7 +252,7 @@ class Reloader:
         edit = Edit(name, [*task.compile, *task.run], before=operator.versions[-1])
         devices = _devices(session, edit.files)
         trial = self._trials.prepare(name, session.root, "cuda" in devices)
-        rebuilt = None
+        rebuilt, timing = None, self._time_before(operator, devices)
         try:
             if session.is_foreign(name):
                 raise BuildError(
@@ -276,7 +276,28 @@ class Reloader:
             elif rebuilt:
                 rebuilt.discard()
         edit.seconds = time.perf_counter() - begun
+        if timing:
+            timing.join()
         return edit
+
+    def _time_before(self, operator: Operator, devices: list[str]) -> threading.Thread | None:
+        """Have the code in use timed on the GPU while the compiler runs, if that is not known."""
+        version = operator.versions[-1]
+        if "cuda" not in devices or version.microseconds or version.swap:
+            return None
+
+        def measure():
+            session, name = operator.session, operator.name
+            with contextlib.suppress(BuildError, KeyError):  # not built before: nothing to time
+                library = _library_in_use(operator)
+                trial = self._trials.prepare(name, session.root, True)
+                verdict = trial.run(library, False, [], TIME_LIMIT, timed=True)
+                version.microseconds = verdict.microseconds
+                trial.cancel()
+
+        thread = threading.Thread(target=measure, name=f"loader times {operator.name}")
+        thread.start()
+        return thread
 
     def _decide(
         self,

@@ -28,13 +28,14 @@ def locate_in(source: str, file: str) -> tuple[str, int] | None:
             if same and lines and lines == node.end_lineno - node.lineno:
                 stripped = source == node.value.strip() and source != node.value
                 skipped = len(node.value) - len(node.value.lstrip()) if stripped else 0
-                return _shown(file), node.lineno + node.value[:skipped].count("\n")
+                return label(file), node.lineno + node.value[:skipped].count("\n")
     return None
 
 
-def _shown(file: str) -> str:
-    """A notebook cell's number for the file that IPython compiles it as."""
+def label(file: str) -> str:
+    """A file's name, and of a notebook's cell what stands beside it: In[3]."""
     ipython = sys.modules.get("IPython")
-    shell = ipython and ipython.get_ipython()
-    name = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
-    return " ".join(name) if name else file
+    shell = ipython.get_ipython() if ipython else None
+    with_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    named = with_name(file) if with_name else None
+    return " ".join(named).removeprefix("Cell ") if named else file

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,8 @@ _GUARD = Path(__file__).with_name("guard.cpp")
 
 # The largest difference from the reference, as a share of its largest value, that is rounding.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
+
+_START_LIMIT = 60.0  # seconds for importing torch and waking a GPU
 
 _START = (
     "import sys; sys.path[:] = {sys_path}; import loader; "
@@ -89,6 +92,7 @@ class Trials:
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
         self._control: socket.socket | None = None
+        self._complaints = os.memfd_create("loader")  # what the process prints, should it fail
 
     def start(self) -> None:
         """Have the process stand by, without waiting for it."""
@@ -113,7 +117,7 @@ class Trials:
                     [sys.executable, "-c", code],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stderr=self._complaints,
                     env=variables,
                     pass_fds=descriptors,
                     start_new_session=True,
@@ -127,7 +131,7 @@ class Trials:
         """End the process that stands by."""
         if self._control:
             self._control.close()
-        if self._process:
+        if self._process and self._process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -135,34 +139,46 @@ class Trials:
 
     def prepare(self, unit: str, root: Path, cuda: bool) -> "Trial":
         """A child that makes itself ready to try a library of `unit`, whose files lie in `root`."""
-        self.start()
-        ours, theirs = socket.socketpair()
         order = json.dumps({"unit": unit, "root": str(root), "cuda": cuda}).encode()
-        with self._lock, theirs:
-            socket.send_fds(self._control, [order], [theirs.fileno()])
-        return Trial(ours)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for _ in range(2):
+                self.start()
+                with self._lock, contextlib.suppress(OSError):  # it died: once more
+                    socket.send_fds(self._control, [order], [theirs.fileno()])
+                    break
+        return Trial(ours, self._last_words)
+
+    def _last_words(self) -> str:
+        text = os.pread(self._complaints, 1 << 20, 0).decode(errors="replace")
+        lines = text.strip().split("\n")
+        return "the process that tries edits could not do so: " + (lines[-1] or "it ended early")
 
 
 class Trial:
     """One child, waiting for the library that it shall try."""
 
-    def __init__(self, channel: socket.socket):
+    def __init__(self, channel: socket.socket, last_words: Callable[[], str]):
         self._channel, self._lines = channel, channel.makefile("r")
+        self._last_words = last_words
         self._pid: int | None = None
 
     def run(
         self, library: Path, is_swap: bool, devices: list[str], limit: float, timed: bool
     ) -> Verdict:
         """Try a library, one of the store or for a swap; `limit` in seconds, once all is ready."""
-        if not self._next(60.0):
-            return Verdict("untried", "the process that tries edits did not start")
         order = {"library": str(library), "is_swap": is_swap, "devices": devices, "timed": timed}
-        self._channel.sendall(json.dumps(order).encode() + b"\n")
+        try:
+            if "pid" not in (self._next(_START_LIMIT) or {}):
+                return Verdict("raised", self._last_words())
+            self._channel.sendall(json.dumps(order).encode() + b"\n")
+        except OSError:
+            return Verdict("raised", self._last_words())
         result, ended = None, time.monotonic() + limit
         while True:
             message = self._next(ended - time.monotonic())
             if message is None:
-                return Verdict("hung", f"it did not end within {limit:g} s")
+                return result or Verdict("hung", f"it did not end within {limit:g} s")
             if "outcome" in message:
                 result = Verdict(**message)
                 if not timed or result.outcome != "right":
@@ -186,7 +202,7 @@ class Trial:
             return None
         line = self._lines.readline()
         message = json.loads(line) if line else {"exit": 0}
-        self._pid = message.get("pid", self._pid)
+        self._pid = None if "exit" in message else message.get("pid", self._pid)
         return message
 
 

@@ -1,10 +1,8 @@
 """`loader.watch()`: takes in edits while a script runs, as soon as a file is saved."""
 
-import contextlib
 import sys
 import threading
 
-from .errors import BuildError
 from .reload import take_in_edits
 from .session import SESSIONS
 
@@ -47,9 +45,12 @@ class Watch:
 
     def _run(self) -> None:
         for _ in self._changes:
-            with contextlib.suppress(OSError, BuildError, ValueError):
-                if report := take_in_edits():
-                    print(report, file=sys.stderr, flush=True)
+            try:
+                report = take_in_edits()
+            except (OSError, RuntimeError, ValueError) as error:  # the next edit may do better
+                report = f"loader: {error}"
+            if report:
+                print(report, file=sys.stderr, flush=True)
 
 
 def watch() -> Watch:

@@ -256,6 +256,11 @@ def test_edits_in_a_notebook_are_taken_in_before_the_cell(living):
     living.edit("kernels/square_cpu.cpp", FORWARD, "oops;")
     shown = living("shell.run_cell('print(note())')")
     assert "oops" in shown and "does not build" in shown and shown.endswith("cell")
+    kernel = "__global__ void add(int* x) { x[threadIdx.x] += STEP; }"
+    living(f"shell.run_cell_magic('cuda', 'mod STEP=3', {kernel!r})")
+    run = "t = __import__('torch').zeros(4, dtype=__import__('torch').int32)\\n"
+    run += "mod.get_function('add')(t, grid=1, block=4); print(t.tolist())"
+    assert living(f"shell.run_cell('{run}')").endswith("[3, 3, 3, 3]")
     living("shell.run_line_magic('unload_ext', 'loader')")
 
 
@@ -309,3 +314,16 @@ def test_random_edits(tmp_path):
     assert done.returncode == 0, f"{edits_main}: {done.stdout}{done.stderr}"
     (row,) = json.loads((tmp_path / "edits_cpu.json").read_text())["rows"]
     assert row["mistakes"] == [] and row["bytes_an_edit"] < 2 << 20
+
+
+def test_an_edit_is_refused_where_it_cannot_be_tried(living):
+    """The process that stands by is killed, and another started; what cannot start is told of."""
+    living(
+        "import os, signal; t = _reloader._trials; os.kill(t._process.pid, signal.SIGKILL); t._process.wait()"
+    )
+    living.edit("kernels/square_cpu.cpp", FORWARD, FORWARD + "  // tried by another")
+    assert living("print(loader.reload().ok)") == "True"
+    living("import sys; t.stop(); kept = sys.executable; sys.executable = '/bin/false'")
+    living.edit("kernels/square_cpu.cpp", FORWARD, FORWARD + "  // tried by nobody")
+    shown = living("print(loader.reload()); sys.executable = kept; t.stop()")
+    assert "refused" in shown and "the process that tries edits could not do so" in shown
