@@ -38,4 +38,4 @@ def label(file: str) -> str:
     shell = ipython.get_ipython() if ipython else None
     with_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
     named = with_name(file) if with_name else None
-    return " ".join(named).removeprefix("Cell ") if named else file
+    return named[-1] if named else file
