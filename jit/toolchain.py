@@ -42,10 +42,7 @@ _UNDEFINE = [
     for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
 ]
 NATIVE = "-march=native"
-# Kernels write the case of neighbouring elements out by hand; g++ would make copies of every other
-# loop for it as well, and take twice as long.
-CFLAGS = ["-O3", "-fno-version-loops-for-strides", "-Wno-ignored-optimization-argument"]
-CFLAGS += ["-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
+CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # -O is for the launchers alone: device code is optimised fully in any case.
 # ptxas tells registers and spills of each kernel, which `loader.reload()` shows.
 CUDA_FLAGS = ["-O1", "-Xptxas", "-v", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]

@@ -56,7 +56,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     import torch.utils.cpp_extension  # noqa: F401  once here, for all the forks
 
-    linker = _linker_flags()
+    linker, quicker = _linker_flags(), _quicker_flags()
     store = Store([Path(cache) for cache in order["caches"]])
     waiting = order["units"]
     for task in waiting:
@@ -72,7 +72,9 @@ def main() -> None:
                     if name != task["name"]:
                         lock.close()
                 unit = Unit(task["name"], Path(order["root"]), tuple(task["sources"]))
-                job = Job(unit, toolchain, Path(task["folder"]), store, task["why"], linker)
+                job = Job(
+                    unit, toolchain, Path(task["folder"]), store, task["why"], linker, quicker
+                )
                 _build_and_exit(job, locks[unit.name], report)
             running[pid] = task["name"]
         pid, status = os.wait()
@@ -125,9 +127,10 @@ class Job:
         store: Store,
         why: list[str],
         linker: list[str],
+        quicker: list[str],
     ):
         self.unit, self.toolchain, self.folder = unit, toolchain, folder
-        self.store, self.why, self.linker = store, why, linker
+        self.store, self.why, self.linker, self.quicker = store, why, linker, quicker
         self.seconds: dict[str, float] = {}
 
     def inputs(self) -> dict:
@@ -183,7 +186,7 @@ class Job:
                 load(
                     name=unit.name,
                     sources=[str(root / source) for source in sources],
-                    extra_cflags=[*map(quoted, self.toolchain.cflags), *define],
+                    extra_cflags=[*map(quoted, self.toolchain.cflags), *self.quicker, *define],
                     extra_cuda_cflags=[*map(quoted, self.toolchain.cuda_flags), *define],
                     extra_ldflags=[*map(quoted, link)],
                     extra_include_paths=[str(at / "include") for at in dict.fromkeys((root, home))],
@@ -290,6 +293,19 @@ def drop_stale_objects(
                 missing_ok=True
             )
     record.write_text(json.dumps(now))
+
+
+def _quicker_flags() -> list[str]:
+    """What lets g++ compile in half the time, to the same end.
+
+    Kernels write the case of neighbouring elements out by hand; it would copy all other loops for
+    that case as well. clang has no such flag, and fails where it is given.
+    """
+    command = shlex.split((os.environ.get("CXX") or "c++").replace("$$", "$"))
+    flags = ["-fno-version-loops-for-strides"]
+    trial = [*command, *flags, "-fsyntax-only", "-x", "c++", "/dev/null"]
+    done = subprocess.run(trial, capture_output=True, check=False)
+    return flags if done.returncode == 0 else []
 
 
 def _linker_flags() -> list[str]:

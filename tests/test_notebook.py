@@ -8,7 +8,7 @@ import nbformat
 from conftest import ROOT
 
 SAYS = [
-    "python -m loader",
+    "made tone_curve from square",
     "refused, the code before it stays in use",
     "tensor([0.0625, 0.2500, 0.5625])",
     "in use (",
