@@ -12,6 +12,7 @@ since the compilers that it started may still be writing there.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -32,6 +33,8 @@ from .lock import FileLock
 from .store import DISK, Store, cannot_write
 from .toolchain import Toolchain
 from .units import HOME, Sources, Unit
+
+_LITTLE = 4 << 20  # bytes free, of which a build takes some
 
 
 class Killed(RuntimeError):
@@ -232,6 +235,8 @@ def _build_and_exit(job: Job, lock: FileLock, report: Callable) -> None:
         text = str(error) if known else traceback.format_exc()
         if isinstance(error, OSError) and error.__cause__:
             text += f"\n{error.__cause__}"  # torch says which library, dlopen says why
+        if "Bus error" in text and shutil.disk_usage(job.folder.parent).free < _LITTLE:
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a linker's map met it
         if isinstance(error, OSError) and error.errno in DISK:
             text = str(cannot_write(job.store.path.parent, error))
         try:

@@ -230,7 +230,7 @@ def test_locks_are_not_needed_to_use_a_full_cache(checkout, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("size", ["32k", "300k"])
+@pytest.mark.parametrize("size", ["32k", "180k", "240k"])
 def test_a_full_disk_gets_one_clear_error_and_leaves_no_half_entry(checkout, size):
     """On a disk of this size, mounted for this test alone."""
     checkout.cache.mkdir()
