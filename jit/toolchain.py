@@ -44,8 +44,7 @@ _UNDEFINE = [
 NATIVE = "-march=native"
 CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # -O is for the launchers alone: device code is optimised fully in any case.
-# ptxas tells registers and spills of each kernel, which `loader.reload()` shows.
-CUDA_FLAGS = ["-O1", "-Xptxas", "-v", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
+CUDA_FLAGS = ["-O1", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ from .store import DISK, Store, cannot_write
 from .toolchain import Toolchain
 from .units import HOME, Sources, Unit
 
+# Has ptxas tell registers and spills of each kernel, which `loader.reload()` shows.
+_TELL_RESOURCES = ["-Xptxas", "-v"]
 _LITTLE = 4 << 20  # bytes free, of which a build takes some
 
 
@@ -190,7 +192,11 @@ class Job:
                     name=unit.name,
                     sources=[str(root / source) for source in sources],
                     extra_cflags=[*map(quoted, self.toolchain.cflags), *self.quicker, *define],
-                    extra_cuda_cflags=[*map(quoted, self.toolchain.cuda_flags), *define],
+                    extra_cuda_cflags=[
+                        *map(quoted, self.toolchain.cuda_flags),
+                        *_TELL_RESOURCES,
+                        *define,
+                    ],
                     extra_ldflags=[*map(quoted, link)],
                     extra_include_paths=[str(at / "include") for at in dict.fromkeys((root, home))],
                     build_directory=str(build_folder),
