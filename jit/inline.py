@@ -31,7 +31,7 @@ from . import toolchain as tools
 from .errors import BuildError
 from .key import FORMAT, key
 from .store import Store
-from .units import Sources, _directives
+from .units import Sources, included
 
 _loaded: dict[str, object] = {}  # what is in this process, by key
 _versions: dict[str, int] = {}  # how many modules of a name there have been
@@ -244,7 +244,7 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
     made_by = dict(toolchain.identity)
     del made_by["cflags"], made_by["ldflags"]  # the operators' own; here all flags are the caller's
     flags = [*extension.cflags, *extension.cuda_cflags]
-    made_by["cpu"] = tools._cpu_features() if any("native" in flag for flag in flags) else ""
+    made_by["cpu"] = tools.cpu_features() if any("native" in flag for flag in flags) else ""
     made_by.pop("cuda_flags", None)
     if extension.with_cuda:
         made_by["nvcc"] = toolchain.nvcc
@@ -294,9 +294,7 @@ class _Texts(Sources):
         if path not in self._texts:
             return super()._read_file(path)
         content = self._texts[path]
-        found = [quoted or bracketed for quoted, bracketed, _ in _directives().findall(content)]
-        names = tuple(os.fsdecode(name) if name else None for name in found)
-        return hashlib.sha256(content).hexdigest(), names
+        return hashlib.sha256(content).hexdigest(), included(content)
 
 
 def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:

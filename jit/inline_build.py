@@ -38,7 +38,7 @@ from .key import key
 from .lock import FileLock
 from .store import Store, cannot_write, check_writable, make_private
 from .toolchain import Toolchain
-from .worker import _cuda_runtime, _linker_flags
+from .worker import cuda_runtime, linker_flags
 
 # What torch gives nvcc.
 _NVCC = ["-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__"]
@@ -314,7 +314,7 @@ class _Builder:
         self.levels = []
         with ThreadPoolExecutor(2 * len(jobs)) as self.pool:
             self._slots = threading.BoundedSemaphore(_jobs())
-            self._link_flags = self.pool.submit(_linker_flags)
+            self._link_flags = self.pool.submit(linker_flags)
             futures = [self.pool.submit(*job) for job in jobs]
             objects, failures = [], []
             for future in futures:
@@ -476,7 +476,7 @@ class _Builder:
         if self.extension.with_cuda:
             home = Path(self.toolchain.cuda_home)
             lib = home / ("lib64" if (home / "lib64").exists() else "lib")
-            command += [*_cuda_runtime(self.folder, self.toolchain), f"-L{lib}", "-lcudart"]
+            command += [*cuda_runtime(self.folder, self.toolchain), f"-L{lib}", "-lcudart"]
         draft = self.folder / f".library-{os.getpid()}-{os.urandom(4).hex()}.so"
         code, said = self._run([*command, "-o", draft.name])
         if code:

@@ -1,11 +1,11 @@
 """`%load_ext loader`: what a notebook gets: edits taken in before each cell, and `%%cuda`."""
 
-from .reload import take_in_edits
+from .reload import stand_by, take_in_edits
 
 
 def load(shell) -> None:
     """Before each cell of `shell` look for edited sources; the cells' magic `%%cuda`."""
-    take_in_edits(only_prepare=True)
+    stand_by()
     shell.events.register("pre_run_cell", before_cell)
     shell.register_magic_function(_cuda(shell), "cell", "cuda")
 

@@ -242,15 +242,15 @@ def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[st
     files = units.Sources(_ROOT, tuple(folders))
     names = ()
     if any(word in source for word in ("include", "import", "embed")):  # its pattern is a long one
-        names = units._directives().findall(source.encode(errors="surrogatepass"))
+        names = units.included(source.encode(errors="surrogatepass"))
     found = dict(files.closure("include/emulate.h")) if with_emulate else {}
-    for quoted, bracketed, macro in names:
-        if macro:  # any header may be meant
+    for name in names:
+        if name is None:  # a macro: any header may be meant
             for file in sorted((_ROOT / "include").iterdir()):
                 found |= files.closure(os.path.join("include", file.name))
             continue
         for folder in (*folders, "include"):
-            path = os.path.normpath(os.path.join(folder, os.fsdecode(quoted or bracketed)))
+            path = os.path.normpath(os.path.join(folder, name))
             found |= files.closure(path)
     return dict(sorted(found.items()))
 

@@ -114,7 +114,7 @@ def current(cache_dir: Path) -> Toolchain:
         cuda_home=cuda_home,
         architectures=_architectures(cache_dir) if torch.version.cuda else "",
         machine=os.uname().machine,
-        cpu=_cpu_features() if native else "",
+        cpu=cpu_features() if native else "",
         torch=f"{torch.__version__} {torch.version.git_version}",
         cflags=tuple(cflags),
         cuda_flags=tuple(CUDA_FLAGS),
@@ -254,7 +254,7 @@ def _gpu_capabilities() -> list[str]:
     return [f"{major}.{minor}" for major, minor in sorted(found)]
 
 
-def _cpu_features() -> str:
+def cpu_features() -> str:
     """Digest of model and instruction sets of the first core; the rest of /proc/cpuinfo is slow."""
     try:
         with open("/proc/cpuinfo", "rb", buffering=0) as file:

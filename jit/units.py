@@ -68,6 +68,12 @@ def _directives() -> re.Pattern:
     )
 
 
+def included(content: bytes) -> tuple[str | None, ...]:
+    """The names that a source includes; None for each that a macro gives."""
+    found = [quoted or bracketed for quoted, bracketed, _ in _directives().findall(content)]
+    return tuple(os.fsdecode(name) if name else None for name in found)
+
+
 class Sources:
     """Digests of source files and of the headers they can reach, each file read once.
 
@@ -121,6 +127,4 @@ class Sources:
                 content = file.read()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None, ()
-        found = [quoted or bracketed for quoted, bracketed, _ in _directives().findall(content)]
-        names = tuple(os.fsdecode(name) if name else None for name in found)
-        return hashlib.sha256(content).hexdigest(), names
+        return hashlib.sha256(content).hexdigest(), included(content)

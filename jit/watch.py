@@ -3,7 +3,7 @@
 import sys
 import threading
 
-from .reload import take_in_edits
+from .reload import stand_by, take_in_edits
 from .session import SESSIONS
 
 
@@ -62,5 +62,5 @@ def watch() -> Watch:
 
     Raises: ImportError where watchfiles is missing.
     """
-    take_in_edits(only_prepare=True)
+    stand_by()
     return Watch()

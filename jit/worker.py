@@ -61,7 +61,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     import torch.utils.cpp_extension  # noqa: F401  once here, for all the forks
 
-    linker, quicker = _linker_flags(), _quicker_flags()
+    linker, quicker = linker_flags(), _quicker_flags()
     store = Store([Path(cache) for cache in order["caches"]])
     waiting = order["units"]
     for task in waiting:
@@ -187,7 +187,7 @@ class Job:
         try:
             with _plain_paths(unit.root, folder, HOME) as (root, build_folder, home):
                 link = [*self.linker, *self.toolchain.ldflags]
-                link += _cuda_runtime(build_folder, self.toolchain) if with_cuda else []
+                link += cuda_runtime(build_folder, self.toolchain) if with_cuda else []
                 load(
                     name=unit.name,
                     sources=[str(root / source) for source in sources],
@@ -319,7 +319,7 @@ def _quicker_flags() -> list[str]:
     return flags if done.returncode == 0 else []
 
 
-def _linker_flags() -> list[str]:
+def linker_flags() -> list[str]:
     """The fastest linker that works with this compiler: lld, gold, or its own choice."""
     command = shlex.split((os.environ.get("CXX") or "c++").replace("$$", "$"))
     for name in ("lld", "gold"):
@@ -331,7 +331,7 @@ def _linker_flags() -> list[str]:
     return ["-Wl,--as-needed"]
 
 
-def _cuda_runtime(folder: Path, toolchain: Toolchain) -> list[str]:
+def cuda_runtime(folder: Path, toolchain: Toolchain) -> list[str]:
     """The CUDA runtime under the name that -lcudart looks for, which NVIDIA's wheels lack."""
     libraries = [Path(toolchain.cuda_home) / name for name in ("lib64", "lib")]
     if any((path / "libcudart.so").exists() for path in libraries):

@@ -191,7 +191,7 @@ def test_code_for_this_cpu_does_not_serve_another(checkout, tmp_path):
     assert checkout.run(USE).returncode == 0
     other = """
 from loader.jit import toolchain
-toolchain._cpu_features = lambda: "another"
+toolchain.cpu_features = lambda: "another"
 """
     code = f"import sys, types\npackage = types.ModuleType('loader'); package.__path__ = ['.']\nsys.modules['loader'] = package{other}del sys.modules['loader']\n{USE}"
     done = checkout.run(code, **bare(checkout))
