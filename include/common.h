@@ -107,4 +107,24 @@ inline void dispatch(DType dtype, const Body& body) {
     }
 }
 
+/// Element i of a buffer whose type is known at run time only, as A.
+template <typename A>
+HD inline A load_as(DType dtype, const void* data, int64_t i) {
+    switch (dtype) {
+        case DType::kFloat: return A(static_cast<const float*>(data)[i]);
+        case DType::kDouble: return A(static_cast<const double*>(data)[i]);
+        case DType::kHalf: return A(load(static_cast<const Half*>(data)[i]));
+        default: return A(load(static_cast<const BFloat16*>(data)[i]));
+    }
+}
+template <typename A>
+HD inline void store_as(DType dtype, void* data, int64_t i, A x) {
+    switch (dtype) {
+        case DType::kFloat: static_cast<float*>(data)[i] = float(x); return;
+        case DType::kDouble: static_cast<double*>(data)[i] = double(x); return;
+        case DType::kHalf: static_cast<Half*>(data)[i] = store<Half>(float(x)); return;
+        default: static_cast<BFloat16*>(data)[i] = store<BFloat16>(float(x)); return;
+    }
+}
+
 HD inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -61,17 +61,6 @@ HD inline int64_t extended(int64_t i, int64_t n, Boundary boundary) {
     return i < n ? i : 2 * n - 1 - i;
 }
 
-/// Element i of a buffer whose type is known at run time only, as A.
-template <typename A>
-HD inline A load_as(DType dtype, const void* data, int64_t i) {
-    switch (dtype) {
-        case DType::kFloat: return A(static_cast<const float*>(data)[i]);
-        case DType::kDouble: return A(static_cast<const double*>(data)[i]);
-        case DType::kHalf: return A(load(static_cast<const Half*>(data)[i]));
-        default: return A(load(static_cast<const BFloat16*>(data)[i]));
-    }
-}
-
 /// Which kernel image n is convolved with. Mostly there is one, and a GPU divides slowly.
 HD inline int64_t group_of(const Convolve2dParams& p, int64_t n) {
     return p.G == 1 ? 0 : n / (p.N / p.G);
@@ -87,12 +76,7 @@ HD inline A tap_at(const Convolve2dParams& p, int64_t g, int64_t i, int64_t j) {
 }
 
 HD inline void store_tap(const Convolve2dParams& p, int64_t i, double x) {
-    switch (p.kernel_dtype) {
-        case DType::kFloat: static_cast<float*>(p.out)[i] = float(x); return;
-        case DType::kDouble: static_cast<double*>(p.out)[i] = x; return;
-        case DType::kHalf: static_cast<Half*>(p.out)[i] = store<Half>(float(x)); return;
-        default: static_cast<BFloat16*>(p.out)[i] = store<BFloat16>(float(x)); return;
-    }
+    store_as(p.kernel_dtype, p.out, i, x);
 }
 
 /// How many elements at an axis' begin and end the extension repeats; together at most n.

@@ -17,27 +17,6 @@ struct MultilinearParams {
     DType dtype, points_dtype;  // of feats, grad_out and out; of points
 };
 
-/// Reads element `i` of a buffer whose type is known at run time only, as A.
-template <typename A>
-HD inline A load_as(DType dtype, const void* data, int64_t i) {
-    switch (dtype) {
-        case DType::kFloat: return A(static_cast<const float*>(data)[i]);
-        case DType::kDouble: return A(static_cast<const double*>(data)[i]);
-        case DType::kHalf: return A(load(static_cast<const Half*>(data)[i]));
-        default: return A(load(static_cast<const BFloat16*>(data)[i]));
-    }
-}
-
-template <typename A>
-HD inline void store_as(DType dtype, void* data, int64_t i, A x) {
-    switch (dtype) {
-        case DType::kFloat: static_cast<float*>(data)[i] = float(x); return;
-        case DType::kDouble: static_cast<double*>(data)[i] = double(x); return;
-        case DType::kHalf: static_cast<Half*>(data)[i] = store<Half>(float(x)); return;
-        default: static_cast<BFloat16*>(data)[i] = store<BFloat16>(float(x)); return;
-    }
-}
-
 /// Where a point lies along each axis of its cell: high[d] = (x_d + 1) / 2 and low[d] = 1 -
 /// high[d], each from x directly, so that neither loses digits where the other is small.
 template <typename Cell, typename A>
