@@ -1,0 +1,287 @@
+// Multiresolution hash encoding on the CPU; formula and levels in hash_grid_encoding.h.
+// Points are taken kBlock at a time: their rows and weights in one level are computed side by side
+// in vector registers, and then used. Level after level, so that one table at a time is in the
+// caches. The table's gradient is divided by levels and ranges of rows, each of which one thread
+// adds up in the order of the points: no atomics, and the same bits for any number of threads.
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "hash_grid_encoding.h"
+
+constexpr int kBlock = 64;
+
+/// Element i of the points or the directions, as C.
+template <typename C>
+inline C coordinate(const void* data, DType dtype, int64_t i) {
+    switch (dtype) {
+        case DType::kFloat: return C(static_cast<const float*>(data)[i]);
+        case DType::kDouble: return C(static_cast<const double*>(data)[i]);
+        case DType::kHalf: return C(load(static_cast<const Half*>(data)[i]));
+        default: return C(load(static_cast<const BFloat16*>(data)[i]));
+    }
+}
+
+/// Points [begin, begin + count) in one level.
+template <int D, typename A>
+struct Block {
+    static constexpr int K = 1 << D;
+    int64_t begin;
+    int count;
+    uint32_t row[K][kBlock];
+    A weight[K][kBlock];
+    A place[D][kBlock], along[D][kBlock];
+
+    __attribute__((noinline)) Block(const HashGridParams& p, int64_t first, int64_t end)
+        : begin(first), count(int(std::min<int64_t>(kBlock, end - first))) {
+        double_ = p.points_dtype == DType::kDouble;
+        for (int d = 0; d < D; ++d)
+            for (int i = 0; i < count; ++i) {
+                const int64_t at = (begin + i) * p.points_stride[0] + d * p.points_stride[1];
+                if (double_)
+                    x64_[d][i] = coordinate<double>(p.points, p.points_dtype, at);
+                else
+                    x32_[d][i] = coordinate<float>(p.points, p.points_dtype, at);
+                if (p.along)
+                    along[d][i] =
+                        coordinate<A>(p.along, p.points_dtype,
+                                      (begin + i) * p.along_stride[0] + d * p.along_stride[1]);
+            }
+    }
+    /// Computes cells, places and rows.
+    __attribute__((noinline)) void enter(const HashLevel& level) {
+        for (int d = 0; d < D; ++d) double_ ? locate(x64_, d, level) : locate(x32_, d, level);
+        if (level.hashed)
+            number(level, 1);
+        else
+            number(level, 0);
+        const uint32_t mask = level.rows - 1;
+        for (int k = 0; k < K; ++k)
+            if (level.hashed && (level.rows & mask) == 0)
+                for (int i = 0; i < kBlock; ++i) row[k][i] &= mask;
+            else
+                for (int i = 0; i < count; ++i) row[k][i] = row_of(level, row[k][i]);
+    }
+    /// Point i's corners. Inlined where it is used, it costs nothing.
+    Corners<D, A> corners(const HashGridParams& p, const HashLevel& level, int i) const {
+        Corners<D, A> c;
+        c.scale = level.scale;
+        c.directed = p.along != nullptr;
+        for (int d = 0; d < D; ++d) {
+            c.cell[d] = cell_[d][i];
+            c.place[d] = place[d][i];
+            c.along[d] = c.directed ? along[d][i] : A(0);
+        }
+        return c;
+    }
+    __attribute__((noinline)) void weigh(const HashGridParams& p, const HashLevel& level) {
+        if (p.along) {
+            for (int k = 0; k < K; ++k)
+                for (int i = 0; i < count; ++i) weight[k][i] = corners(p, level, i).weight(k);
+            return;
+        }
+        for (int k = 0; k < K; ++k)
+            for (int i = 0; i < kBlock; ++i) {
+                A w = 1;
+                for (int d = 0; d < D; ++d) w *= k >> d & 1 ? place[d][i] : 1 - place[d][i];
+                weight[k][i] = w;
+            }
+    }
+
+  private:
+    bool double_;
+    uint32_t cell_[D][kBlock];
+    float x32_[D][kBlock] = {};
+    double x64_[D][kBlock] = {};
+
+    template <typename C>
+    void locate(const C (&x)[D][kBlock], int d, const HashLevel& level) {
+        for (int i = 0; i < kBlock; ++i) {
+            C fraction;
+            cell_[d][i] = cell_of(x[d][i], level.scale, &fraction);
+            place[d][i] = A(fraction);
+        }
+    }
+    void number(HashLevel level, uint32_t hashed) {
+        level.hashed = hashed;  // known to the compiler: the loops below have no branch
+        for (int k = 0; k < K; ++k)
+            for (int i = 0; i < kBlock; ++i) {
+                uint32_t corner[D];
+                for (int d = 0; d < D; ++d) corner[d] = cell_[d][i] + (k >> d & 1);
+                row[k][i] = number_of<D>(level, corner);
+            }
+    }
+};
+
+/// F elements `step` apart, as A.
+template <int F, typename T>
+inline void load_features(const T* from, int64_t step, Acc<T>* to) {
+    if (step == 1)
+        for (int f = 0; f < F; ++f) to[f] = load(from[f]);
+    else
+        for (int f = 0; f < F; ++f) to[f] = load(from[f * step]);
+}
+
+template <typename T, int F>
+__attribute__((noinline)) void encode_block(const HashGridParams& p, int64_t l, int corners,
+                                            int64_t begin, int count, const uint32_t (*row)[kBlock],
+                                            const Acc<T> (*weight)[kBlock]) {
+    const T* table = static_cast<const T*>(p.table) + l * p.table_stride[0];
+    T* out = static_cast<T*>(p.out) + (begin * p.L + l) * F;
+    for (int i = 0; i < count; ++i, out += p.L * F) {
+        Acc<T> sum[F] = {};
+        for (int k = 0; k < corners; ++k) {
+            Acc<T> feats[F];
+            load_features<F>(table + row[k][i] * p.table_stride[1], p.table_stride[2], feats);
+            for (int f = 0; f < F; ++f) sum[f] += weight[k][i] * feats[f];
+        }
+        for (int f = 0; f < F; ++f) out[f] = store<T>(sum[f]);
+    }
+}
+
+/// dot[k][i] = sum_f grad_out[i, f] table[row[k][i], f].
+template <typename T, int F>
+__attribute__((noinline)) void dot_block(const HashGridParams& p, int64_t l, int corners,
+                                         int64_t begin, int count, const uint32_t (*row)[kBlock],
+                                         Acc<T> (*dot)[kBlock]) {
+    const T* table = static_cast<const T*>(p.table) + l * p.table_stride[0];
+    const T* grad_out = static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
+                        l * F * p.grad_out_stride[1];
+    for (int i = 0; i < count; ++i, grad_out += p.grad_out_stride[0]) {
+        Acc<T> grad[F];
+        load_features<F>(grad_out, p.grad_out_stride[1], grad);
+        for (int k = 0; k < corners; ++k) {
+            Acc<T> feats[F], sum = 0;
+            load_features<F>(table + row[k][i] * p.table_stride[1], p.table_stride[2], feats);
+            for (int f = 0; f < F; ++f) sum += grad[f] * feats[f];
+            dot[k][i] = sum;
+        }
+    }
+}
+
+/// Adds to rows [first, last) of `sums`, which begins with row `first`.
+template <typename T, int F>
+__attribute__((noinline)) void scatter_block(const HashGridParams& p, int64_t l, int corners,
+                                             int64_t begin, int count,
+                                             const uint32_t (*row)[kBlock],
+                                             const Acc<T> (*weight)[kBlock], uint32_t first,
+                                             uint32_t last, Acc<T>* sums) {
+    const T* grad_out = static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
+                        l * F * p.grad_out_stride[1];
+    for (int i = 0; i < count; ++i, grad_out += p.grad_out_stride[0]) {
+        Acc<T> grad[F];
+        load_features<F>(grad_out, p.grad_out_stride[1], grad);
+        for (int k = 0; k < corners; ++k) {
+            if (row[k][i] - first >= last - first) continue;
+            Acc<T>* sum = sums + int64_t(row[k][i] - first) * F;
+            for (int f = 0; f < F; ++f) sum[f] += weight[k][i] * grad[f];
+        }
+    }
+}
+
+/// Calls `body` with the element type, and D and F as constants.
+template <typename Body>
+void by_features(const HashGridParams& p, const Body& body) {
+    dispatch(p.dtype, [&](auto element) {
+        switch (p.F) {
+            case 1: return body(element, std::integral_constant<int, 1>{});
+            case 2: return body(element, std::integral_constant<int, 2>{});
+            case 4: return body(element, std::integral_constant<int, 4>{});
+            default: return body(element, std::integral_constant<int, 8>{});
+        }
+    });
+}
+
+template <int D, typename A>
+void encode(const HashGridParams& p, int64_t begin, int64_t end) {
+    for (int64_t l = 0; l < p.L; ++l)
+        for (int64_t n = begin; n < end; n += kBlock) {
+            Block<D, A> block(p, n, end);
+            block.enter(p.level[l]);
+            block.weigh(p, p.level[l]);
+            by_features(p, [&](auto element, auto F) {
+                using T = decltype(element);
+                if constexpr (std::is_same_v<Acc<T>, A>)
+                    encode_block<T, F()>(p, l, 1 << D, n, block.count, block.row, block.weight);
+            });
+        }
+}
+
+template <int D, typename A>
+void points_gradient(const HashGridParams& p, int64_t begin, int64_t end) {
+    std::vector<A> sums((end - begin) * D, A(0));
+    for (int64_t l = 0; l < p.L; ++l)
+        for (int64_t n = begin; n < end; n += kBlock) {
+            Block<D, A> block(p, n, end);
+            block.enter(p.level[l]);
+            by_features(p, [&](auto element, auto F) {
+                using T = decltype(element);
+                if constexpr (std::is_same_v<Acc<T>, A>)
+                    dot_block<T, F()>(p, l, 1 << D, n, block.count, block.row, block.weight);
+            });
+            for (int i = 0; i < block.count; ++i) {
+                const auto corners = block.corners(p, p.level[l], i);
+                A* sum = sums.data() + (n - begin + i) * D;
+                for (int d = 0; d < D; ++d)
+                    for (int k = 0; k < 1 << D; ++k)
+                        sum[d] += corners.slope(k, d) * block.weight[k][i];
+            }
+        }
+    dispatch(p.points_dtype, [&](auto element) {
+        using T = decltype(element);
+        T* out = static_cast<T*>(p.out) + begin * D;
+        for (size_t i = 0; i < sums.size(); ++i) out[i] = store<T>(Acc<T>(sums[i]));
+    });
+}
+
+template <int D, typename A>
+void table_gradient(const HashGridParams& p, int64_t task) {
+    const int64_t l = task / p.parts, part = task % p.parts;
+    const int64_t first = p.T * part / p.parts, last = p.T * (part + 1) / p.parts;
+    by_features(p, [&](auto element, auto F) {
+        using T = decltype(element);
+        if constexpr (std::is_same_v<Acc<T>, A>) {
+            constexpr bool kRounded = sizeof(T) < sizeof(A);
+            const int64_t count = (last - first) * F();
+            T* out = static_cast<T*>(p.out) + (l * p.T + first) * F();
+            std::vector<A> buffer(kRounded ? count : 0, A(0));
+            A* sums = buffer.data();
+            if constexpr (!kRounded) std::fill_n(sums = out, count, A(0));
+            for (int64_t n = 0; n < p.N; n += kBlock) {
+                Block<D, A> block(p, n, p.N);
+                block.enter(p.level[l]);
+                block.weigh(p, p.level[l]);
+                scatter_block<T, F()>(p, l, 1 << D, n, block.count, block.row, block.weight,
+                                      uint32_t(first), uint32_t(last), sums);
+            }
+            if constexpr (kRounded)
+                for (int64_t i = 0; i < count; ++i) out[i] = store<T>(sums[i]);
+        }
+    });
+}
+
+/// Calls `body` with D and, as a value, the accumulating type.
+template <typename Body>
+void by_shape(const HashGridParams& p, const Body& body) {
+    const auto by_type = [&](auto D) {
+        p.dtype == DType::kDouble ? body(D, double{}) : body(D, float{});
+    };
+    if (p.D == 2)
+        by_type(std::integral_constant<int, 2>{});
+    else
+        by_type(std::integral_constant<int, 3>{});
+}
+
+void hash_grid_cpu(const HashGridParams* p, int64_t begin, int64_t end) {
+    by_shape(*p, [&](auto D, auto A) { encode<D(), decltype(A)>(*p, begin, end); });
+}
+
+void hash_grid_points_cpu(const HashGridParams* p, int64_t begin, int64_t end) {
+    by_shape(*p, [&](auto D, auto A) { points_gradient<D(), decltype(A)>(*p, begin, end); });
+}
+
+void hash_grid_table_cpu(const HashGridParams* p, int64_t begin, int64_t end) {
+    by_shape(*p, [&](auto D, auto A) {
+        for (int64_t task = begin; task < end; ++task) table_gradient<D(), decltype(A)>(*p, task);
+    });
+}

@@ -1,0 +1,169 @@
+// hash_grid_encoding and its backward for torch: checks, allocation, launches.
+#include "hash_grid_encoding.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "glue.h"
+
+constexpr const char* kName = "hash_grid_encoding";
+
+using Shape = std::vector<int64_t>;
+
+/// Grid l; hash_grid_encoding's docstring says why so. T rows hold it, or it is hashed.
+HashLevel level_of(int64_t l, int64_t base_resolution, double per_level_scale, int64_t D,
+                   int64_t T) {
+    const double exact = base_resolution * std::pow(per_level_scale, double(l)) - 1;
+    if (!(exact > -2147483648.0 && exact < 2147483648.0))
+        throw std::invalid_argument(
+            std::string(kName) +
+            ": base_resolution * per_level_scale^l must stay below 2^31, got " +
+            std::to_string(base_resolution) + " * " + std::to_string(per_level_scale) + "^" +
+            std::to_string(l) + "; use fewer levels or a smaller per_level_scale");
+    HashLevel level{};
+    level.scale = float(exact);
+    level.resolution = uint32_t(int64_t(std::ceil(level.scale)) + 1);
+    int64_t corners = 1;
+    for (int64_t d = 0; d < D && corners <= T; ++d) corners *= level.resolution;
+    level.hashed = corners > T;
+    level.rows = uint32_t(level.hashed ? T : std::min(ceil_div(corners, 8) * 8, T));
+    return level;
+}
+
+void check_points(const Tensor& points) {
+    check_tensor(kName, "points", points);
+    if (points.dim() != 2 || (points.size(1) != 2 && points.size(1) != 3))
+        raise(kName, "points must be (N, 2) or (N, 3), got " + shape_text(points) +
+                         "; join leading dimensions with .flatten(0, -2)");
+}
+
+/// What is the same for forward and backward.
+HashGridParams params_of(const Tensor& points, const Tensor& table,
+                         const std::optional<Tensor>& along, int64_t base_resolution,
+                         double per_level_scale) {
+    check_points(points);
+    check_tensor(kName, "table", table);
+    if (table.dim() != 3) raise(kName, "table must be (L, T, F), got " + shape_text(table));
+    const int64_t F = table.size(2);
+    if (F != 1 && F != 2 && F != 4 && F != 8)
+        raise(kName,
+              "table (L, T, F) must have F = 1, 2, 4 or 8 features, got " + shape_text(table));
+    if (table.size(0) < 1 || table.size(0) > kMostLevels)
+        raise(kName, "table (L, T, F) must have 1 to " + std::to_string(kMostLevels) +
+                         " levels, got " + shape_text(table));
+    if (table.size(1) < 1 || table.size(1) > int64_t(1) << 31)
+        raise(kName,
+              "table (L, T, F) must have 1 to 2^31 rows to a level, got " + shape_text(table));
+    check_same_device(kName, "points", points, "table", table);
+    HashGridParams p{};
+    p.points_dtype = dtype_of(kName, "points", points);
+    p.dtype = dtype_of(kName, "table", table);
+    if (along) {
+        check_tensor(kName, "along", *along);
+        if (shape_text(*along) != shape_text(points) ||
+            along->scalar_type() != points.scalar_type())
+            raise(kName, "along must have the shape and dtype of points, " + shape_text(points) +
+                             " " + dtype_text(points) + ", got " + shape_text(*along) + " " +
+                             dtype_text(*along));
+        check_same_device(kName, "points", points, "along", *along);
+    }
+    if (base_resolution < 1)
+        throw std::invalid_argument(std::string(kName) +
+                                    ": base_resolution must be 1 or more, got " +
+                                    std::to_string(base_resolution));
+    if (!(per_level_scale > 0 && std::isfinite(per_level_scale)))
+        throw std::invalid_argument(std::string(kName) +
+                                    ": per_level_scale must be a positive number, got " +
+                                    std::to_string(per_level_scale));
+    p.N = points.size(0), p.D = int32_t(points.size(1));
+    p.L = table.size(0), p.T = table.size(1), p.F = int32_t(F);
+    for (int64_t l = 0; l < p.L; ++l)
+        p.level[l] = level_of(l, base_resolution, per_level_scale, p.D, p.T);
+    p.points = points.data_ptr();
+    p.table = table.data_ptr();
+    for (int d = 0; d < 2; ++d) p.points_stride[d] = points.stride(d);
+    for (int d = 0; d < 3; ++d) p.table_stride[d] = table.stride(d);
+    if (along) {
+        p.along = along->data_ptr();
+        for (int d = 0; d < 2; ++d) p.along_stride[d] = along->stride(d);
+    }
+    return p;
+}
+
+/// Points to a thread: enough work to be worth handing over.
+int64_t points_grain(const HashGridParams& p) { return 64 + 4096 / p.L; }
+
+/// Memory for a CUDA kernel, of the caller's stream like any tensor.
+Tensor scratch_of(HashGridParams& p, const Tensor& like, int64_t bytes) {
+    const Tensor scratch = torch::stable::new_empty(like, Shape{ceil_div(bytes, 8)},
+                                                    torch::headeronly::ScalarType::Double);
+    p.scratch = bytes > 0 ? scratch.data_ptr() : nullptr;
+    return scratch;
+}
+
+Tensor hash_grid_encoding(const Tensor& points, const Tensor& table, std::optional<Tensor> along,
+                          int64_t base_resolution, double per_level_scale) {
+    HashGridParams p = params_of(points, table, along, base_resolution, per_level_scale);
+    Tensor out = new_output(table, Shape{p.N, p.L * p.F});
+    if (p.N == 0) return out;
+    p.out = out.data_ptr();
+    launch(kName, out, p, p.N, points_grain(p), hash_grid_cpu, OCTET_CUDA_LAUNCHER(hash_grid_cuda));
+    return out;
+}
+
+/// (grad_points, grad_table); what is not asked for comes back empty.
+std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, const Tensor& points,
+                                                       const Tensor& table,
+                                                       std::optional<Tensor> along,
+                                                       int64_t base_resolution,
+                                                       double per_level_scale, bool need_points,
+                                                       bool need_table, bool deterministic) {
+    HashGridParams p = params_of(points, table, along, base_resolution, per_level_scale);
+    check_tensor(kName, "grad_out", grad_out);
+    const std::string shape = "(" + std::to_string(p.N) + ", " + std::to_string(p.L * p.F) + ")";
+    if (shape_text(grad_out) != shape)
+        raise(kName, "grad_out must be (N, L * F) = " + shape + ", got " + shape_text(grad_out));
+    check_same_device(kName, "points", points, "grad_out", grad_out);
+    if (dtype_of(kName, "grad_out", grad_out) != p.dtype)
+        raise(kName, "grad_out must have the dtype of table, " + dtype_text(table) + ", got " +
+                         dtype_text(grad_out));
+    p.grad_out = grad_out.data_ptr();
+    for (int d = 0; d < 2; ++d) p.grad_out_stride[d] = grad_out.stride(d);
+    p.deterministic = deterministic;
+    Tensor grad_points = new_output(points, need_points ? Shape{p.N, p.D} : Shape{0});
+    Tensor grad_table = new_output(table, need_table ? Shape{p.L, p.T, p.F} : Shape{0});
+    if (need_points && p.N > 0) {
+        const Tensor scratch =
+            scratch_of(p, table, table.is_cpu() ? 0 : hash_grid_points_scratch(p));
+        p.out = grad_points.data_ptr();
+        launch(kName, table, p, p.N, points_grain(p), hash_grid_points_cpu,
+               OCTET_CUDA_LAUNCHER(hash_grid_points_cuda));
+    }
+    if (need_table) {
+        const Tensor scratch =
+            scratch_of(p, table, table.is_cpu() ? 0 : hash_grid_table_scratch(p));
+        p.out = grad_table.data_ptr();
+        // Each part looks at all points: no more of them than keep the threads busy.
+        const int64_t threads = table.is_cpu() ? torch::stable::get_num_threads() : 1;
+        p.parts = int32_t(std::min(ceil_div(threads, p.L), p.T));
+        launch(kName, table, p, p.L * p.parts, 1, hash_grid_table_cpu,
+               OCTET_CUDA_LAUNCHER(hash_grid_table_cuda));
+    }
+    return {grad_points, grad_table};
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
+    m.def(
+        "hash_grid_encoding(Tensor points, Tensor table, Tensor? along, int base_resolution, "
+        "float per_level_scale) -> Tensor");
+    m.def(
+        "hash_grid_encoding_backward(Tensor grad_out, Tensor points, Tensor table, Tensor? along, "
+        "int base_resolution, float per_level_scale, bool need_points, bool need_table, "
+        "bool deterministic) -> (Tensor grad_points, Tensor grad_table)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
+    m.impl("hash_grid_encoding", TORCH_BOX(&hash_grid_encoding));
+    m.impl("hash_grid_encoding_backward", TORCH_BOX(&hash_grid_encoding_backward));
+}

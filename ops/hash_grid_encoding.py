@@ -1,0 +1,319 @@
+"""Multiresolution hash encoding of points: trainable features at the corners of many grids."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from loader.jit.operator import (
+    _later,
+    check_fake,
+    check_tensors,
+    differentiable,
+    fake,
+    library,
+    registered,
+)
+
+_NAME = "hash_grid_encoding"
+_PRIMES = 1, 2654435761, 805459861
+_forward, _backward = library(_NAME), registered(f"{_NAME}_backward")
+
+
+def hash_grid_encoding(
+    points: Tensor, table: Tensor, *, base_resolution: int = 16, per_level_scale: float = 2.0
+) -> Tensor:
+    """Interpolate features of L grids, kept in hash tables, at each point.
+
+    Level l has scale s = base_resolution * per_level_scale**l - 1, rounded to float32, and
+    resolution r = ceil(s) + 1. A coordinate x lies at x * s + 0.5 in it; corners are that rounded
+    down, c, and c + 1, weighted linearly. A level with r**D <= T is dense: corner (x, y, z) has row
+    x + y * r + z * r**2, modulo R = min(r**D rounded up to a multiple of 8, T), beyond which only
+    corners at the far end or outside would lie; further rows are not used. Otherwise the row is
+    (x ^ y * 2654435761 ^ z * 805459861) % T. Integers are unsigned and of 32 bits.
+
+    These are tiny-cuda-nn's conventions (HashGrid, linear interpolation), whose levels have R rows
+    one after the other: its parameters fit, each level filled up to T rows.
+
+    Args:
+        points: (N, 2) or (N, 3) float32, float64, float16 or bfloat16, on the CPU or a CUDA device,
+            any strides; in [0, 1]. Positions are computed in float64 for float64, else in float32.
+            Outside, grids go on: negative corners wrap around 2**32. A NaN or infinite coordinate
+            gives NaN, and NaN in the gradient of the rows it has: of corner 0, or of the last
+            corner of 31 bits.
+        table: (L, T, F) of any of these dtypes, on the same device, any strides; F = 1, 2, 4 or 8,
+            L up to 128, any T; quickest with F elements next to each other and aligned, and with T
+            a power of two.
+        base_resolution: corners along an axis of level 0.
+        per_level_scale: growth from level to level, the paper's b. The defaults are tiny-cuda-nn's.
+
+    Returns:
+        (N, L * F), level by level, dtype and device of `table`; accumulated in float32 (float64 for
+        float64). Differentiable in both arguments, and once more through the gradient to `points`
+        (as losses on normals and eikonal terms need) and to `table`; third derivatives raise.
+
+        On CUDA devices the gradient to `table` adds up in no fixed order, unless
+        `torch.use_deterministic_algorithms(True)`: then in fixed point, with the same bits in every
+        run, for about twice the time. All else is the same in every run.
+
+    Raises:
+        TypeError: an argument is no tensor, or no number.
+        ValueError: `base_resolution` or `per_level_scale` is out of its range.
+        RuntimeError: a shape, a dtype, a layout or a device does not fit; the message says which.
+        loader.BuildError: the operator could not be compiled.
+
+    Source: Mueller, Evans, Schied, Keller: Instant Neural Graphics Primitives with a
+    Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
+    """
+    options = _options(points, table, base_resolution, per_level_scale)
+    return _encode(points, table, None, *options)
+
+
+def hash_grid_encoding_fw(
+    points: Tensor, table: Tensor, *, base_resolution: int = 16, per_level_scale: float = 2.0
+) -> Tensor:
+    """The forward kernel alone: as `hash_grid_encoding`, without gradients."""
+    options = _options(points, table, base_resolution, per_level_scale)
+    with torch.no_grad():
+        return _forward(points, table, None, *options)
+
+
+def hash_grid_encoding_bw(
+    grad_out: Tensor,
+    points: Tensor,
+    table: Tensor,
+    output_mask: tuple[bool, bool] = (False, True),
+    *,
+    base_resolution: int = 16,
+    per_level_scale: float = 2.0,
+    deterministic: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The backward kernels alone: gradients of sum(grad_out * hash_grid_encoding(...)).
+
+    Args:
+        grad_out: (N, L * F), dtype and device of `table`, any strides.
+        points, table, base_resolution, per_level_scale: as in the forward.
+        output_mask: which gradients to compute, of points and of table.
+        deterministic: None asks `torch.are_deterministic_algorithms_enabled()`.
+
+    Returns:
+        grad_table, or grad_points in the dtype of `points`, or both, grad_points first, as
+        `output_mask` says.
+    """
+    check_tensors(_NAME, grad_out=grad_out)
+    options = _options(points, table, base_resolution, per_level_scale)
+    if len(output_mask) != 2 or not any(output_mask):
+        raise ValueError(
+            f"{_NAME}: output_mask must be two flags, for points and table, "
+            f"at least one of them set, got {output_mask}"
+        )
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    need = map(bool, output_mask)
+    with torch.no_grad():
+        both = _backward(grad_out, points, table, None, *options, *need, bool(deterministic))
+    return both if all(output_mask) else both[0 if output_mask[0] else 1]
+
+
+def hash_grid_encoding_reference(
+    points: Tensor, table: Tensor, *, base_resolution: int = 16, per_level_scale: float = 2.0
+) -> Tensor:
+    """The same in plain PyTorch; 16-bit dtypes are computed in float32."""
+    work = torch.promote_types(table.dtype, torch.float32)
+    x = points.to(torch.promote_types(points.dtype, torch.float32))
+    (L, T, _), D = table.shape, points.shape[1]
+    out = []
+    for l in range(L):
+        scale = _float32(base_resolution * per_level_scale**l - 1)
+        resolution = math.ceil(scale) + 1
+        position = x * scale + 0.5
+        below = position.detach().floor()
+        place = (position - below).to(work)
+        cell = below.nan_to_num(0.0, math.inf, -math.inf).clamp(-(2**31), 2**31 - 128).long()
+        dense = resolution**D <= T
+        rows = min(-(-(resolution**D) // 8) * 8, T) if dense else T
+        sum_ = 0
+        for k in range(2**D):
+            number, weight = 0, 1
+            for d in range(D):
+                corner = (cell[:, d] + (k >> d & 1)) & 0xFFFFFFFF
+                number = number + corner * resolution**d if dense else number ^ corner * _PRIMES[d]
+                weight = weight * (place[:, d] if k >> d & 1 else 1 - place[:, d])
+            feats = table[l].to(work).index_select(0, (number & 0xFFFFFFFF) % rows)
+            sum_ = sum_ + weight[:, None] * feats
+        out.append(sum_)
+    return torch.cat(out, 1).to(table.dtype)
+
+
+def _float32(x: float) -> float:
+    """Rounded to 24 bits, in arithmetic that torch.compile can see through."""
+    mantissa, exponent = math.frexp(x)
+    return round(mantissa * 2**24) * 2.0 ** (exponent - 24)
+
+
+def samples(device):
+    """Small arguments of `hash_grid_encoding`, for comparisons with the reference after an edit."""
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+
+    def pair(N, D, table, dtype=torch.float32, points_dtype=torch.float32):
+        points = torch.rand(N, D, **make).to(points_dtype)
+        return points, torch.randn(*table, **make).to(dtype)
+
+    yield pair(300, 3, (4, 1 << 13, 2))
+    yield pair(150, 2, (3, 1000, 4))
+    yield pair(129, 3, (3, 4096, 1), torch.float64, torch.float64)
+    yield pair(65, 2, (9, 256, 2), torch.float16, torch.float16)
+    yield pair(65, 3, (3, 512, 8), torch.bfloat16, torch.bfloat16)
+
+
+def benchmark(device):
+    """Arguments of a size worth timing."""
+    N, T = (1 << 20, 1 << 19) if torch.device(device).type == "cuda" else (1 << 16, 1 << 16)
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+    return torch.rand(N, 3, **make), torch.randn(16, T, 2, **make)
+
+
+def _options(points, table, base_resolution, per_level_scale) -> tuple[int, float]:
+    check_tensors(_NAME, points=points, table=table)
+    if isinstance(base_resolution, bool) or not isinstance(base_resolution, int):
+        got = type(base_resolution).__name__
+        raise TypeError(f"{_NAME}: base_resolution must be an integer, got {got}")
+    if isinstance(per_level_scale, bool) or not isinstance(per_level_scale, (int, float)):
+        got = type(per_level_scale).__name__
+        raise TypeError(f"{_NAME}: per_level_scale must be a number, got {got}")
+    return base_resolution, float(per_level_scale)
+
+
+def _fake(points, table, along, base_resolution, per_level_scale):
+    check_fake(_NAME, points=points, table=table)
+    torch._check(
+        points.dim() == 2 and points.shape[1] in (2, 3),
+        lambda: f"{_NAME}: points must be (N, 2) or (N, 3), got {tuple(points.shape)}",
+    )
+    torch._check(
+        table.dim() == 3 and table.shape[2] in (1, 2, 4, 8),
+        lambda: f"{_NAME}: table must be (L, T, F) with F = 1, 2, 4 or 8, got {tuple(table.shape)}",
+    )
+    return table.new_empty((points.shape[0], table.shape[0] * table.shape[2]))
+
+
+def _fake_backward(
+    grad_out, points, table, along, base_resolution, scale, need_points, need_table, deterministic
+):
+    check_fake(_NAME, points=points, table=table, grad_out=grad_out)
+    return (
+        points.new_empty(points.shape if need_points else (0,)),
+        table.new_empty(table.shape if need_table else (0,)),
+    )
+
+
+def _setup(ctx, inputs, output):
+    points, table, along, *ctx.options = inputs
+    ctx.save_for_backward(points, table, along)
+
+
+def _gradient(ctx, grad_out):
+    points, table, along = ctx.saved_tensors
+    need_points, need_table, need_along = ctx.needs_input_grad[:3]
+    for_points = for_table = for_along = None
+    fixed = torch.are_deterministic_algorithms_enabled()
+    if need_points or need_table:
+        both = _gradients(
+            grad_out, points, table, along, *ctx.options, need_points, need_table, fixed
+        )
+        for_points = both[0] if need_points else None
+        for_table = both[1] if need_table else None
+    if need_along:  # the derivative along it is linear in it
+        for_along, _ = _gradients(grad_out, points, table, None, *ctx.options, True, False, fixed)
+    return for_points, for_table, for_along, None, None
+
+
+def _setup_backward(ctx, inputs, output):
+    grad_out, points, table, along, *ctx.options, ctx.need_points, ctx.need_table, ctx.fixed = (
+        inputs
+    )
+    ctx.save_for_backward(grad_out, points, table, along)
+    ctx.set_materialize_grads(False)
+
+
+def _second_gradient(ctx, to_points, to_table):
+    """Gradients of the backward; `to_*` is what arrives for its grad_points and grad_table.
+
+    F(g, points, table) = sum(g * encoding) is linear in g and in table. What arrives meets
+    the derivative of F along to_points, whose weights are the slopes of F's, + F(g, points,
+    to_table).
+    """
+    grad_out, points, table, along = ctx.saved_tensors
+    if along is not None:
+        raise NotImplementedError(
+            f"{_NAME}: third derivatives are not computed; differentiate "
+            f"{_NAME}_reference, which is plain PyTorch"
+        )
+    need_grad_out, need_points, need_table = ctx.needs_input_grad[:3]
+    to_grad_out = for_points = for_table = None
+    if to_points is not None and ctx.need_points:
+        if need_grad_out:
+            to_grad_out = _encode(points, table, to_points, *ctx.options)
+        if need_points or need_table:
+            for_points, for_table = _gradients(
+                grad_out, points, table, to_points, *ctx.options, need_points, need_table, ctx.fixed
+            )
+    if to_table is not None and ctx.need_table:
+        if need_grad_out:
+            extra = _encode(points, to_table, None, *ctx.options)
+            to_grad_out = extra if to_grad_out is None else to_grad_out + extra
+        if need_points:
+            extra, _ = _gradients(
+                grad_out, points, to_table, None, *ctx.options, True, False, ctx.fixed
+            )
+            for_points = extra if for_points is None else for_points + extra
+    if not need_points:
+        for_points = None
+    if not need_table:
+        for_table = None
+    return to_grad_out, for_points, for_table, *[None] * 6
+
+
+def _batched(op, table_at: int) -> None:
+    """Let torch.vmap run `op` once over all points of a batch that shares one table; where tables
+    or their gradients differ, member after member. `table_at`: which argument is the table.
+    """
+
+    def rule(info, in_dims, *args):
+        shared = in_dims[table_at] is None and not (op is _backward and args[7])
+        if not shared:
+
+            def member(i):
+                return op(
+                    *(
+                        x if dim is None else x.select(dim, i)
+                        for x, dim in zip(args, in_dims, strict=True)
+                    )
+                )
+
+            each = [member(i) for i in range(info.batch_size)]
+            if isinstance(each[0], tuple):
+                return tuple(map(torch.stack, zip(*each, strict=True))), (0, 0)
+            return torch.stack(each), 0
+
+        def joined(i, x, dim):
+            if not isinstance(x, Tensor) or i == table_at:
+                return x
+            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1)
+
+        out = op(*(joined(i, *pair) for i, pair in enumerate(zip(args, in_dims, strict=True))))
+        if op is _backward:
+            return (out[0].unflatten(0, (info.batch_size, -1)), out[1]), (0, None)
+        return out.unflatten(0, (info.batch_size, -1)), 0
+
+    if later := _later(op, "vmap", rule):
+        torch.library.register_vmap(op, later)
+
+
+fake(_forward, _fake)
+fake(_backward, _fake_backward)
+_batched(_forward, 1)
+_batched(_backward, 2)
+_encode = differentiable(_forward, _setup, _gradient)
+_gradients = differentiable(_backward, _setup_backward, _second_gradient)
