@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int f = 0; f < F; ++f) {
             sum[f] += __shfl_xor_sync(~0u, sum[f], 1);
-            if (f % 2 == side || F == 1) rows[own * kRow + i * F + f] = store<T>(sum[f]);
+            if (f % 2 == side) rows[own * kRow + i * F + f] = store<T>(sum[f]);
         }
     }
     __syncthreads();

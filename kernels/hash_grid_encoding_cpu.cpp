@@ -11,15 +11,14 @@
 
 constexpr int kBlock = 64;
 
-/// Element i of the points or the directions, as C.
+/// Coordinate `from`, `from + step`, ... of the points or the directions, as C.
 template <typename C>
-inline C coordinate(const void* data, DType dtype, int64_t i) {
-    switch (dtype) {
-        case DType::kFloat: return C(static_cast<const float*>(data)[i]);
-        case DType::kDouble: return C(static_cast<const double*>(data)[i]);
-        case DType::kHalf: return C(load(static_cast<const Half*>(data)[i]));
-        default: return C(load(static_cast<const BFloat16*>(data)[i]));
-    }
+inline void load_coordinates(const void* data, DType dtype, int64_t from, int64_t step, int count,
+                             C* to) {
+    dispatch(dtype, [&](auto element) {
+        const auto* x = static_cast<const decltype(element)*>(data) + from;
+        for (int i = 0; i < count; ++i) to[i] = C(load(x[i * step]));
+    });
 }
 
 /// Points [begin, begin + count) in one level.
@@ -29,24 +28,23 @@ struct Block {
     int64_t begin;
     int count;
     uint32_t row[K][kBlock];
-    A weight[K][kBlock];
+    A weight[K][kBlock];  // or, where points_gradient keeps them, products with grad_out
     A place[D][kBlock], along[D][kBlock];
 
     __attribute__((noinline)) Block(const HashGridParams& p, int64_t first, int64_t end)
         : begin(first), count(int(std::min<int64_t>(kBlock, end - first))) {
         double_ = p.points_dtype == DType::kDouble;
-        for (int d = 0; d < D; ++d)
-            for (int i = 0; i < count; ++i) {
-                const int64_t at = (begin + i) * p.points_stride[0] + d * p.points_stride[1];
-                if (double_)
-                    x64_[d][i] = coordinate<double>(p.points, p.points_dtype, at);
-                else
-                    x32_[d][i] = coordinate<float>(p.points, p.points_dtype, at);
-                if (p.along)
-                    along[d][i] =
-                        coordinate<A>(p.along, p.points_dtype,
-                                      (begin + i) * p.along_stride[0] + d * p.along_stride[1]);
-            }
+        for (int d = 0; d < D; ++d) {
+            const int64_t *step = p.points_stride, *along_step = p.along_stride;
+            const int64_t at = begin * step[0] + d * step[1];
+            if (double_)
+                load_coordinates(p.points, p.points_dtype, at, step[0], count, x64_[d]);
+            else
+                load_coordinates(p.points, p.points_dtype, at, step[0], count, x32_[d]);
+            if (p.along)
+                load_coordinates(p.along, p.points_dtype, begin * along_step[0] + d * along_step[1],
+                                 along_step[0], count, along[d]);
+        }
     }
     /// Computes cells, places and rows.
     __attribute__((noinline)) void enter(const HashLevel& level) {
@@ -86,6 +84,29 @@ struct Block {
                 for (int d = 0; d < D; ++d) w *= k >> d & 1 ? place[d][i] : 1 - place[d][i];
                 weight[k][i] = w;
             }
+    }
+    /// Adds sum_k slope(k, d) dot[k] to sums[d * step + i], the gradient to coordinate d of point
+    /// i.
+    __attribute__((noinline)) void add_slopes(const HashGridParams& p, const HashLevel& level,
+                                              const A (*dot)[kBlock], A* sums, int64_t step) const {
+        for (int d = 0; d < D; ++d) {
+            A sum[kBlock] = {};
+            for (int k = 0; k < K; ++k) {
+                if (p.along) {
+                    for (int i = 0; i < count; ++i)
+                        sum[i] += corners(p, level, i).slope(k, d) * dot[k][i];
+                    continue;
+                }
+                const A sign = k >> d & 1 ? A(level.scale) : -A(level.scale);
+                for (int i = 0; i < kBlock; ++i) {
+                    A w = sign;
+                    for (int e = 0; e < D; ++e)
+                        if (e != d) w *= k >> e & 1 ? place[e][i] : 1 - place[e][i];
+                    sum[i] += w * dot[k][i];
+                }
+            }
+            for (int i = 0; i < count; ++i) sums[d * step + i] += sum[i];
+        }
     }
 
   private:
@@ -219,18 +240,14 @@ void points_gradient(const HashGridParams& p, int64_t begin, int64_t end) {
                 if constexpr (std::is_same_v<Acc<T>, A>)
                     dot_block<T, F()>(p, l, 1 << D, n, block.count, block.row, block.weight);
             });
-            for (int i = 0; i < block.count; ++i) {
-                const auto corners = block.corners(p, p.level[l], i);
-                A* sum = sums.data() + (n - begin + i) * D;
-                for (int d = 0; d < D; ++d)
-                    for (int k = 0; k < 1 << D; ++k)
-                        sum[d] += corners.slope(k, d) * block.weight[k][i];
-            }
+            block.add_slopes(p, p.level[l], block.weight, sums.data() + n - begin, end - begin);
         }
     dispatch(p.points_dtype, [&](auto element) {
         using T = decltype(element);
         T* out = static_cast<T*>(p.out) + begin * D;
-        for (size_t i = 0; i < sums.size(); ++i) out[i] = store<T>(Acc<T>(sums[i]));
+        for (int64_t i = 0; i < end - begin; ++i)
+            for (int d = 0; d < D; ++d)
+                out[i * D + d] = store<T>(Acc<T>(sums[d * (end - begin) + i]));
     });
 }
 

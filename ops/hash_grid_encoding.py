@@ -54,7 +54,7 @@ def hash_grid_encoding(
 
         On CUDA devices the gradient to `table` adds up in no fixed order, unless
         `torch.use_deterministic_algorithms(True)`: then in fixed point, with the same bits in every
-        run, for about twice the time. All else is the same in every run.
+        run, which takes longer. All else is the same in every run.
 
     Raises:
         TypeError: an argument is no tensor, or no number.
