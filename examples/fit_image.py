@@ -5,7 +5,7 @@ trainable features (`loader.hash_grid_encoding`, Instant-NGP's encoding) and a n
 layers of 64. Each step takes random pixels, and Adam descends through the network and the gradient
 to the hash tables. How near the function is to the photograph (PSNR) is measured on all pixels.
 
-    python examples/fit_image.py [--device cuda] [--steps 1000] [--out fit.png]
+    python examples/fit_image.py [--device cuda] [--steps 600] [--out fit.png]
 """
 
 import argparse
@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--out", type=Path, default=HERE / "out" / "fit_image.png")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -335,7 +335,7 @@ def test_current_stream_and_graphs():
 
 @pytest.mark.cuda
 def test_more_than_2_31_elements():
-    """A table of 2^32 elements: rows at its end are the last level's."""
+    """A table of 2^32 elements, whose second level begins at 2^31."""
     table = torch.zeros(2, 1 << 28, 8, device="cuda", dtype=torch.float16)
     table[1] = torch.rand(1, 8, device="cuda").half()
     points = torch.rand(1000, 3, device="cuda")
