@@ -1,0 +1,202 @@
+// Colours through a three-dimensional table, forward and both gradients: what CPU and CUDA share.
+// A colour x in [0, 1]^3 lies in the cell of the table with the lowest corner floor(x (S - 1)), at
+// the place t in [0, 1]^3 of it, and the result is a mean of the cell's corners:
+//   trilinear: all eight, with the products of t or 1 - t of each axis as weights;
+//   tetrahedral: four, on the way from the lowest corner to the highest along the axes in falling
+//   order of t; with t1 >= t2 >= t3 their weights are 1 - t1, t1 - t2, t2 - t3 and t3 [Kasson,
+//   Plouffe and Nin 1993, A tetrahedral interpolation technique for color space conversion].
+#pragma once
+#include "common.h"
+
+enum class Lut3dMethod : int32_t { kTrilinear, kTetrahedral };
+
+/// A uint8 of an image, 255 standing for 1.
+struct Byte {
+    uint8_t value;
+};
+template <>
+HD inline Byte store<Byte>(float x) {
+    const float level = x * 255.0f + 0.5f;  // NaN fails the comparison and becomes 0
+    return {uint8_t(level > 0 ? (level < 255 ? level : 255) : 0)};
+}
+
+constexpr int kLutDims = 4;        // leading dimensions of an image, after joining what can be
+constexpr int kLutLargest = 1024;  // entries along an axis: 32 bits number the S^3
+
+/// Where a tensor (..., 3) has the pixels 0 to N - 1, in elements.
+struct PixelLayout {
+    int64_t size[kLutDims], stride[kLutDims], channel;
+    int32_t dims;
+
+    HD int64_t operator()(int64_t n) const {
+        if (dims == 1) return n * stride[0];
+        int64_t at = 0;
+        for (int d = dims - 1; d > 0; --d) {
+            at += n % size[d] * stride[d];
+            n /= size[d];
+        }
+        return at + n * stride[0];
+    }
+    HD bool dense() const { return dims == 1 && stride[0] == 3 && channel == 1; }
+};
+
+struct ApplyLut3dParams {
+    const void *image, *grad_out;  // (N, 3)
+    const void* lut;               // (S, S, S, 3), indexed [r, g, b]
+    void *out, *grad_image;        // (N, 3), contiguous
+    void* grad_lut;                // (S, S, S, 3), contiguous
+    void* table;                   // (S^3, 4): lut, contiguous, in the accumulating type
+    void* sums;                    // (parts, S^3, 4) of the same, whose sum is grad_lut
+    void* work;                    // of the CUDA kernels: apply_lut3d_work() bytes
+    PixelLayout image_at, grad_out_at;
+    int64_t lut_stride[4];
+    int64_t N, parts;
+    int32_t S;
+    Lut3dMethod method;
+    DType dtype, lut_dtype;  // of the image, unless `bytes`, and of lut
+    bool bytes;              // image and out are uint8
+    bool deterministic;      // grad_lut is to have the same bits in every run
+};
+
+/// table from lut, entries [begin, end) of the S^3.
+OCTET_KERNEL const char* apply_lut3d_table_cuda(const ApplyLut3dParams* p, void* stream);
+OCTET_KERNEL void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
+/// out from image and table, pixels [begin, end).
+OCTET_KERNEL const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream);
+OCTET_KERNEL void apply_lut3d_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
+/// The same for contiguous uint8 images; see apply_lut3d.bytes.cu.
+OCTET_KERNEL const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream);
+/// grad_image and sums, each unless it is null. CPU: parts [begin, end) of the pixels.
+OCTET_KERNEL const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream);
+OCTET_KERNEL void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
+/// grad_lut from sums, entries [begin, end).
+OCTET_KERNEL const char* apply_lut3d_sum_cuda(const ApplyLut3dParams* p, void* stream);
+OCTET_KERNEL void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
+
+/// Whether the image is worth a table of 16-bit integers, which takes some microseconds to make.
+inline bool apply_lut3d_by_bytes(const ApplyLut3dParams& p) {
+    const bool words = p.image_at.dense() && reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
+    return p.bytes && words && p.S <= 256 && p.N >= (1 << 18);
+}
+
+/// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header.
+inline int64_t apply_lut3d_work(const ApplyLut3dParams& p) {
+    const int64_t entries = int64_t(p.S) * p.S * p.S;
+    return 256 + ceil_div(entries, 256) * 8 + 16 + entries * 16;
+}
+
+/// Bytes of `sums` where the CUDA kernels sum in whole numbers; see apply_lut3d.backward.cu.
+inline int64_t apply_lut3d_fixed_bytes(const ApplyLut3dParams& p) {
+    const int64_t sums = 3 * int64_t(p.S) * p.S * p.S;
+    return 256 + sums * (4 + 8 * (p.dtype == DType::kDouble ? 2 : 1));
+}
+
+/// Calls `body` with a value of the C++ type of an image's elements.
+template <typename Body>
+inline void dispatch_image(const ApplyLut3dParams& p, const Body& body) {
+    if (p.bytes) return body(Byte{});
+    dispatch(p.dtype, body);
+}
+
+/// The cell along an axis of a value in [0, 1], and the place in it. What lies outside is moved to
+/// the border; a NaN to 0, since comparisons with it fail.
+template <typename A>
+HD inline int32_t cell_of(A x, int32_t S, A* t) {
+    const A scaled = (x > 0 ? (x < 1 ? x : A(1)) : A(0)) * A(S - 1);
+    const int32_t cell = int32_t(scaled) < S - 2 ? int32_t(scaled) : S - 2;
+    *t = scaled - A(cell);
+    return cell;
+}
+
+/// The same of a level 0 to 255, by whole numbers: the place is exact but for one rounding.
+HD inline int32_t cell_of_level(float level, int32_t S, float* t) {
+    const float scaled = level * float(S - 1);  // times 1 / 255 a whole number, or 1 / 255 off it
+    const int32_t whole = int32_t((scaled + 0.5f) * (1 / 255.0f));
+    const int32_t cell = whole < S - 2 ? whole : S - 2;
+    *t = (scaled - 255.0f * float(cell)) * (1 / 255.0f);
+    return cell;
+}
+
+/// A colour's cell, by the entry that is its lowest corner, and the place in it.
+template <typename A>
+struct Place {
+    A t[3];
+    int32_t entry;
+};
+
+/// The four corners of a tetrahedron and their weights. Of equal t the earlier axis counts as
+/// larger.
+template <typename A>
+struct Tetrahedron {
+    int32_t offset[4];  // of entries from the cell's lowest corner
+    A weight[4];
+    int32_t rank[3];  // of an axis in falling order of t
+
+    HD Tetrahedron(const A* t, int32_t S) {
+        const int32_t step[] = {S * S, S, 1}, all = S * S + S + 1;
+        const bool rg = t[0] >= t[1], rb = t[0] >= t[2], gb = t[1] >= t[2];
+        rank[0] = int32_t(!rg) + int32_t(!rb);
+        rank[1] = int32_t(rg) + int32_t(!gb);
+        rank[2] = int32_t(rb) + int32_t(gb);
+        const A low = rg ? t[1] : t[0], high = rg ? t[0] : t[1];
+        const A first = high >= t[2] ? high : t[2], last = low < t[2] ? low : t[2];
+        const A within = high < t[2] ? high : t[2], middle = low > within ? low : within;
+        offset[0] = 0, offset[3] = all;
+        offset[1] = rg && rb ? step[0] : gb ? step[1] : step[2];
+        offset[2] = all - (rb && gb ? step[2] : rg ? step[1] : step[0]);
+        weight[0] = 1 - first, weight[1] = first - middle, weight[2] = middle - last;
+        weight[3] = last;
+    }
+};
+
+/// Corner k = 4 i + 2 j + l of a cell lies i, j and l entries from the lowest along r, g and b.
+HD inline int32_t corner_offset(int k, int32_t S) {
+    return (k & 4 ? S * S : 0) + (k & 2 ? S : 0) + (k & 1);
+}
+template <typename A>
+HD inline A corner_weight(int k, const A* t) {
+    return (k & 4 ? t[0] : 1 - t[0]) * (k & 2 ? t[1] : 1 - t[1]) * (k & 1 ? t[2] : 1 - t[2]);
+}
+
+/// Derivatives along the three axes of a mean of the corners whose values are v, of 8 corners.
+template <typename A>
+HD inline void trilinear_slopes(const A* v, const A* t, A* slope) {
+    for (int axis = 0; axis < 3; ++axis) {
+        const int a = 4 >> axis, b = axis == 0 ? 2 : 4, c = axis == 2 ? 2 : 1;
+        const A x = t[axis == 0 ? 1 : 0], y = t[axis == 2 ? 1 : 2];
+        const A lower = (1 - y) * (v[a] - v[0]) + y * (v[a + c] - v[c]);
+        const A upper = (1 - y) * (v[a + b] - v[b]) + y * (v[a + b + c] - v[b + c]);
+        slope[axis] = (1 - x) * lower + x * upper;
+    }
+}
+
+/// Element i of a buffer whose type is known at run time only, as A.
+template <typename A>
+HD inline A load_as(DType dtype, const void* data, int64_t i) {
+    switch (dtype) {
+        case DType::kFloat: return A(static_cast<const float*>(data)[i]);
+        case DType::kDouble: return A(static_cast<const double*>(data)[i]);
+        case DType::kHalf: return A(load(static_cast<const Half*>(data)[i]));
+        default: return A(load(static_cast<const BFloat16*>(data)[i]));
+    }
+}
+
+/// Where the table has entry i, in elements, and the writing of an element of its gradient.
+HD inline int64_t lut_offset(const ApplyLut3dParams& p, int64_t i) {
+    return i / (p.S * p.S) * p.lut_stride[0] + i / p.S % p.S * p.lut_stride[1] +
+           i % p.S * p.lut_stride[2];
+}
+HD inline void store_lut(const ApplyLut3dParams& p, int64_t i, double x) {
+    switch (p.lut_dtype) {
+        case DType::kFloat: static_cast<float*>(p.grad_lut)[i] = float(x); return;
+        case DType::kDouble: static_cast<double*>(p.grad_lut)[i] = x; return;
+        case DType::kHalf: static_cast<Half*>(p.grad_lut)[i] = store<Half>(float(x)); return;
+        default: static_cast<BFloat16*>(p.grad_lut)[i] = store<BFloat16>(float(x)); return;
+    }
+}
+
+/// Whether a gradient reaches a coordinate: as torch.clamp has it, also on the border itself.
+template <typename A>
+HD inline bool within(A x) {
+    return x >= 0 && x <= 1;
+}

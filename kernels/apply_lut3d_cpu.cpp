@@ -1,0 +1,238 @@
+// Colours through a three-dimensional table on the CPU; the formulas are in apply_lut3d.h.
+// Pixels are taken a block at a time, in three loops: read, find the cells, blend. The first two
+// run along the pixels in vector registers. The third runs along the channels: the table has four
+// to an entry, so that a corner is one load of 16 bytes and the two corners along b are one of 32.
+#include <algorithm>
+#include <cstring>
+
+#include "apply_lut3d.h"
+
+constexpr int64_t kBlock = 256;
+
+/// Four and eight neighbouring values, in as many registers as the machine needs for them.
+template <typename A>
+struct Lanes {
+    typedef A four __attribute__((vector_size(4 * sizeof(A))));
+    typedef A eight __attribute__((vector_size(8 * sizeof(A))));
+};
+template <typename V, typename A>
+V load_lanes(const A* from) {
+    V lanes;
+    memcpy(&lanes, from, sizeof(lanes));
+    return lanes;
+}
+
+/// What one block's pixels are and where they lie in the table.
+template <typename A>
+struct Block {
+    A x[3][kBlock], t[3][kBlock];
+    int32_t entry[kBlock];
+};
+
+template <typename T>
+Acc<T> as_number(T x) {
+    return load(x);
+}
+inline float as_number(Byte x) { return float(x.value); }
+
+/// Elements of three channels, planar, of `count` pixels from the begin-th on.
+template <typename T, typename A>
+void gather(const void* data, const PixelLayout& at, int64_t begin, int64_t count, A (*x)[kBlock]) {
+    const T* from = static_cast<const T*>(data);
+    if (at.dims == 1) {
+        from += begin * at.stride[0];
+        if (at.dense())
+            for (int64_t i = 0; i < count; ++i)
+                for (int c = 0; c < 3; ++c) x[c][i] = as_number(from[3 * i + c]);
+        else
+            for (int c = 0; c < 3; ++c)
+                for (int64_t i = 0; i < count; ++i)
+                    x[c][i] = as_number(from[i * at.stride[0] + c * at.channel]);
+        return;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+        const T* pixel = from + at(begin + i);
+        for (int c = 0; c < 3; ++c) x[c][i] = as_number(pixel[c * at.channel]);
+    }
+}
+
+template <typename T>
+void place(const ApplyLut3dParams& p, int64_t begin, int64_t count, Block<Acc<T>>& block) {
+    using A = Acc<T>;
+    gather<T>(p.image, p.image_at, begin, count, block.x);
+    const int32_t S = p.S;
+    for (int64_t i = 0; i < count; ++i) {
+        int32_t cell[3];
+        for (int c = 0; c < 3; ++c) {
+            A t;
+            if constexpr (sizeof(T) == 1)
+                cell[c] = cell_of_level(block.x[c][i], S, &t);
+            else
+                cell[c] = cell_of(block.x[c][i], S, &t);
+            block.t[c][i] = t;
+        }
+        block.entry[i] = (cell[0] * S + cell[1]) * S + cell[2];
+    }
+}
+
+/// Row i of `out` from place i, trilinear: along g and r both corners of b at once.
+template <typename A>
+void blend_trilinear(const A* table, int32_t S, const Block<A>& block, int64_t count, A (*out)[4]) {
+    using Four = typename Lanes<A>::four;
+    using Eight = typename Lanes<A>::eight;
+    const int64_t g = 4 * int64_t(S), r = g * S;
+    for (int64_t i = 0; i < count; ++i) {
+        const A* at = table + 4 * int64_t(block.entry[i]);
+        const A x = block.t[0][i], y = block.t[1][i], z = block.t[2][i];
+        const Eight low = (1 - y) * load_lanes<Eight>(at) + y * load_lanes<Eight>(at + g);
+        const Eight high = (1 - y) * load_lanes<Eight>(at + r) + y * load_lanes<Eight>(at + r + g);
+        const Eight both = (1 - x) * low + x * high;
+        Four ends[2];
+        memcpy(ends, &both, sizeof(ends));
+        const Four mean = (1 - z) * ends[0] + z * ends[1];
+        memcpy(out[i], &mean, sizeof(mean));
+    }
+}
+
+template <typename A>
+void blend_tetrahedral(const A* table, int32_t S, const Block<A>& block, int64_t count,
+                       A (*out)[4]) {
+    using Four = typename Lanes<A>::four;
+    int32_t first[kBlock], second[kBlock];
+    A weight[4][kBlock];
+    for (int64_t i = 0; i < count; ++i) {
+        const A t[] = {block.t[0][i], block.t[1][i], block.t[2][i]};
+        const Tetrahedron<A> corners(t, S);
+        first[i] = corners.offset[1], second[i] = corners.offset[2];
+        for (int k = 0; k < 4; ++k) weight[k][i] = corners.weight[k];
+    }
+    const int64_t last = 4 * (int64_t(S) * S + S + 1);
+    for (int64_t i = 0; i < count; ++i) {
+        const A* at = table + 4 * int64_t(block.entry[i]);
+        Four sum = weight[0][i] * load_lanes<Four>(at);
+        sum += weight[1][i] * load_lanes<Four>(at + 4 * int64_t(first[i]));
+        sum += weight[2][i] * load_lanes<Four>(at + 4 * int64_t(second[i]));
+        sum += weight[3][i] * load_lanes<Four>(at + last);
+        memcpy(out[i], &sum, sizeof(sum));
+    }
+}
+
+template <typename T>
+void apply(const ApplyLut3dParams& p, int64_t begin, int64_t end) {
+    using A = Acc<T>;
+    const A* table = static_cast<const A*>(p.table);
+    Block<A> block;
+    A blended[kBlock][4];
+    for (; begin < end; begin += kBlock) {
+        const int64_t count = std::min(kBlock, end - begin);
+        place<T>(p, begin, count, block);
+        if (p.method == Lut3dMethod::kTrilinear)
+            blend_trilinear(table, p.S, block, count, blended);
+        else
+            blend_tetrahedral(table, p.S, block, count, blended);
+        T* out = static_cast<T*>(p.out) + 3 * begin;
+        for (int64_t i = 0; i < count; ++i)
+            for (int c = 0; c < 3; ++c) out[3 * i + c] = store<T>(blended[i][c]);
+    }
+}
+
+void apply_lut3d_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end) {
+    dispatch_image(*p, [&](auto element) { apply<decltype(element)>(*p, begin, end); });
+}
+
+/// Calls `body` with a value of the accumulating type.
+template <typename Body>
+void by_work(const ApplyLut3dParams& p, const Body& body) {
+    if (!p.bytes && p.dtype == DType::kDouble)
+        body(double{});
+    else
+        body(float{});
+}
+
+void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end) {
+    by_work(*p, [&](auto work) {
+        using A = decltype(work);
+        A* table = static_cast<A*>(p->table);
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t at = lut_offset(*p, i);
+            for (int c = 0; c < 3; ++c)
+                table[4 * i + c] = load_as<A>(p->lut_dtype, p->lut, at + c * p->lut_stride[3]);
+            table[4 * i + 3] = 0;
+        }
+    });
+}
+
+/// Both gradients of one pixel; `sums` and `slope` may be null.
+template <typename A>
+void pixel_gradients(Lut3dMethod method, const A* table, int32_t S, const A* t, int64_t entry,
+                     const A* grad, A* sums, A* slope) {
+    using Four = typename Lanes<A>::four;
+    const Four wanted = {grad[0], grad[1], grad[2], 0};
+    const Tetrahedron<A> corners(t, S);
+    const bool trilinear = method == Lut3dMethod::kTrilinear;
+    const int count = trilinear ? 8 : 4;
+    A value[8];
+    for (int k = 0; k < count; ++k) {
+        const int64_t at = 4 * (entry + (trilinear ? corner_offset(k, S) : corners.offset[k]));
+        if (slope) {
+            const A* corner = table + at;
+            value[k] = grad[0] * corner[0] + grad[1] * corner[1] + grad[2] * corner[2];
+        }
+        if (sums) {
+            const A weight = trilinear ? corner_weight(k, t) : corners.weight[k];
+            const Four sum = load_lanes<Four>(sums + at) + weight * wanted;
+            memcpy(sums + at, &sum, sizeof(sum));
+        }
+    }
+    if (!slope) return;
+    if (trilinear) return trilinear_slopes(value, t, slope);
+    for (int axis = 0; axis < 3; ++axis)
+        slope[axis] = value[corners.rank[axis] + 1] - value[corners.rank[axis]];
+}
+
+template <typename T>
+void gradients(const ApplyLut3dParams& p, int64_t part) {
+    using A = Acc<T>;
+    const int64_t entries = int64_t(p.S) * p.S * p.S;
+    const int64_t each = ceil_div(p.N, p.parts), last = std::min(p.N, (part + 1) * each);
+    A* sums = p.sums ? static_cast<A*>(p.sums) + 4 * entries * part : nullptr;
+    if (sums) std::fill_n(sums, 4 * entries, A(0));
+    Block<A> block;
+    A grad_out[3][kBlock];
+    for (int64_t begin = part * each; begin < last; begin += kBlock) {
+        const int64_t count = std::min(kBlock, last - begin);
+        place<T>(p, begin, count, block);
+        gather<T>(p.grad_out, p.grad_out_at, begin, count, grad_out);
+        T* out = p.grad_image ? static_cast<T*>(p.grad_image) + 3 * begin : nullptr;
+        for (int64_t i = 0; i < count; ++i) {
+            const A t[] = {block.t[0][i], block.t[1][i], block.t[2][i]};
+            const A grad[] = {grad_out[0][i], grad_out[1][i], grad_out[2][i]};
+            A slope[3];
+            pixel_gradients(p.method, static_cast<const A*>(p.table), p.S, t, block.entry[i], grad,
+                            sums, out ? slope : nullptr);
+            if (out)
+                for (int c = 0; c < 3; ++c)
+                    out[3 * i + c] = store<T>(within(block.x[c][i]) ? slope[c] * A(p.S - 1) : A(0));
+        }
+    }
+}
+
+void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end) {
+    dispatch(p->dtype, [&](auto element) {
+        for (int64_t part = begin; part < end; ++part) gradients<decltype(element)>(*p, part);
+    });
+}
+
+void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end) {
+    by_work(*p, [&](auto work) {
+        using A = decltype(work);
+        const int64_t entries = int64_t(p->S) * p->S * p->S;
+        for (int64_t i = begin; i < end; ++i)
+            for (int c = 0; c < 3; ++c) {
+                double sum = 0;
+                for (int64_t part = 0; part < p->parts; ++part)
+                    sum += static_cast<const A*>(p->sums)[4 * (part * entries + i) + c];
+                store_lut(*p, 3 * i + c, sum);
+            }
+    });
+}

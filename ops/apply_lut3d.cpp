@@ -1,0 +1,195 @@
+// apply_lut3d and its backward for torch: checks, allocation, launches.
+#include "apply_lut3d.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "glue.h"
+
+constexpr const char* kName = "apply_lut3d";
+
+using torch::headeronly::ScalarType;
+
+Lut3dMethod method_of(const std::string& name) {
+    if (name == "trilinear") return Lut3dMethod::kTrilinear;
+    if (name == "tetrahedral") return Lut3dMethod::kTetrahedral;
+    throw std::invalid_argument(
+        "apply_lut3d: interpolation must be 'trilinear' or 'tetrahedral', got '" + name + "'");
+}
+
+void check(const Tensor& image, const Tensor& lut) {
+    check_tensor(kName, "image", image);
+    check_tensor(kName, "lut", lut);
+    if (image.dim() < 1 || image.size(image.dim() - 1) != 3)
+        raise(kName, "image must be (..., 3), got " + shape_text(image) +
+                         "; move the channels last, e.g. image.movedim(-3, -1)");
+    if (image.scalar_type() != ScalarType::Byte) {
+        try {
+            dtype_of(kName, "image", image);
+        } catch (const std::runtime_error&) {
+            raise(kName, "image must be uint8, float32, float64, float16 or bfloat16, got " +
+                             dtype_text(image) + "; convert it, e.g. image.float()");
+        }
+    }
+    if (lut.dim() != 4 || lut.size(0) != lut.size(1) || lut.size(0) != lut.size(2) ||
+        lut.size(3) != 3)
+        raise(kName, "lut must be (S, S, S, 3), indexed [r, g, b], got " + shape_text(lut));
+    if (lut.size(0) < 2 || lut.size(0) > kLutLargest)
+        raise(kName, "lut must have 2 to " + std::to_string(kLutLargest) +
+                         " entries along an axis, got shape " + shape_text(lut));
+    dtype_of(kName, "lut", lut);
+    check_same_device(kName, "image", image, "lut", lut);
+}
+
+/// Joins neighbouring dimensions of an image where one stride serves both; false where more than
+/// kLutDims are left.
+bool layout_of(const Tensor& image, PixelLayout& at) {
+    const int64_t channels = image.dim() - 1;
+    int64_t size[kLutDims], stride[kLutDims];
+    int n = 0;
+    for (int64_t d = channels - 1; d >= 0; --d) {  // from the innermost outwards
+        if (image.size(d) == 1) continue;
+        if (n && image.stride(d) == stride[n - 1] * size[n - 1]) {
+            size[n - 1] *= image.size(d);
+        } else {
+            if (n == kLutDims) return false;
+            size[n] = image.size(d), stride[n++] = image.stride(d);
+        }
+    }
+    at = {};
+    at.dims = std::max(n, 1);
+    at.size[0] = 1, at.stride[0] = 3;
+    for (int d = 0; d < n; ++d) at.size[d] = size[n - 1 - d], at.stride[d] = stride[n - 1 - d];
+    at.channel = image.stride(channels);
+    return true;
+}
+
+/// `image`, or a copy of it in the rare case of too many strides.
+Tensor laid_out(const Tensor& image, PixelLayout& at) {
+    if (layout_of(image, at)) return image;
+    const Tensor copy = torch::stable::contiguous(image);
+    layout_of(copy, at);
+    return copy;
+}
+
+ApplyLut3dParams params_of(const Tensor& image, const Tensor& lut, const std::string& method) {
+    ApplyLut3dParams p{};
+    p.method = method_of(method);
+    p.bytes = image.scalar_type() == ScalarType::Byte;
+    p.dtype = p.bytes ? DType::kFloat : dtype_of(kName, "image", image);
+    p.lut_dtype = dtype_of(kName, "lut", lut);
+    p.image = image.data_ptr(), p.lut = lut.data_ptr();
+    for (int d = 0; d < 4; ++d) p.lut_stride[d] = lut.stride(d);
+    p.S = int32_t(lut.size(0));
+    p.N = image.numel() / 3;
+    return p;
+}
+
+/// Memory of the accumulating type, uninitialised.
+Tensor work_tensor(const ApplyLut3dParams& p, const Tensor& like, std::vector<int64_t> shape) {
+    return torch::stable::new_empty(
+        like, std::move(shape), p.dtype == DType::kDouble ? ScalarType::Double : ScalarType::Float);
+}
+
+Tensor make_table(ApplyLut3dParams& p, const Tensor& lut) {
+    const int64_t entries = lut.numel() / 3;
+    const Tensor table = work_tensor(p, lut, {entries, 4});
+    p.table = table.data_ptr();
+    return table;
+}
+
+Tensor apply_lut3d(const Tensor& image, const Tensor& lut, std::string interpolation) {
+    check(image, lut);
+    ApplyLut3dParams p = params_of(image, lut, interpolation);
+    const auto sizes = image.sizes();
+    const Tensor out = new_output(image, {sizes.begin(), sizes.end()});
+    if (p.N == 0) return out;
+    const Tensor source = laid_out(image, p.image_at);
+    p.image = source.data_ptr(), p.out = out.data_ptr();
+    const Tensor table = make_table(p, lut);
+    Tensor work;
+    if (image.is_cuda() && apply_lut3d_by_bytes(p)) {
+        work = torch::stable::new_empty(lut, {apply_lut3d_work(p)}, ScalarType::Byte);
+        p.work = work.data_ptr();
+    }
+    launch(kName, lut, p, lut.numel() / 3, 4096, apply_lut3d_table_cpu,
+           OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
+    launch(kName, lut, p, p.N, 2048, apply_lut3d_cpu, OCTET_CUDA_LAUNCHER(apply_lut3d_cuda));
+    return out;
+}
+
+/// Into how many parts the CPU cuts the pixels. With the gradient to the table each has its own
+/// sums, so there are few; they depend on sizes alone, and so does the order of the sums.
+int64_t parts_of(const ApplyLut3dParams& p, bool need_lut) {
+    const int64_t entries = int64_t(p.S) * p.S * p.S;
+    return need_lut ? std::clamp<int64_t>(p.N / std::max<int64_t>(entries, 4096), 1, 16)
+                    : ceil_div(p.N, 4096);
+}
+
+/// (grad_image, grad_lut); what is not asked for comes back empty.
+std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Tensor& image,
+                                                const Tensor& lut, std::string interpolation,
+                                                bool deterministic, bool need_image,
+                                                bool need_lut) {
+    check(image, lut);
+    check_tensor(kName, "grad_out", grad_out);
+    if (image.scalar_type() == ScalarType::Byte)
+        raise(kName,
+              "a uint8 image has no gradients, as its output is rounded to whole numbers; "
+              "take image / 255");
+    if (shape_text(grad_out) != shape_text(image))
+        raise(kName, "grad_out must have the shape of image, " + shape_text(image) + ", got " +
+                         shape_text(grad_out));
+    if (grad_out.scalar_type() != image.scalar_type())
+        raise(kName, "grad_out must have the dtype of image, " + dtype_text(image) + ", got " +
+                         dtype_text(grad_out));
+    check_same_device(kName, "image", image, "grad_out", grad_out);
+    ApplyLut3dParams p = params_of(image, lut, interpolation);
+    using Shape = std::vector<int64_t>;
+    const auto image_sizes = image.sizes(), lut_sizes = lut.sizes();
+    Tensor grad_image =
+        new_output(image, need_image ? Shape(image_sizes.begin(), image_sizes.end()) : Shape{0});
+    Tensor grad_lut =
+        new_output(lut, need_lut ? Shape(lut_sizes.begin(), lut_sizes.end()) : Shape{0});
+    if (p.N == 0 && need_lut) torch::stable::zero_(grad_lut);
+    if (p.N == 0 || !(need_image || need_lut)) return {grad_image, grad_lut};
+    const Tensor source = laid_out(image, p.image_at), grad = laid_out(grad_out, p.grad_out_at);
+    p.image = source.data_ptr(), p.grad_out = grad.data_ptr();
+    p.deterministic = deterministic;
+    p.parts = image.is_cpu() ? parts_of(p, need_lut) : 1;
+    const int64_t entries = lut.numel() / 3;
+    Tensor table, sums;
+    if (need_image) {
+        p.grad_image = grad_image.data_ptr();
+        table = make_table(p, lut);
+        launch(kName, lut, p, entries, 4096, apply_lut3d_table_cpu,
+               OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
+    }
+    if (need_lut) {
+        p.grad_lut = grad_lut.data_ptr();
+        // Of the CUDA kernels' deterministic sums: see apply_lut3d.backward.cu.
+        const bool fixed = deterministic && image.is_cuda();
+        sums = fixed ? torch::stable::new_empty(lut, {apply_lut3d_fixed_bytes(p)}, ScalarType::Byte)
+                     : work_tensor(p, lut, {p.parts, entries, 4});
+        p.sums = sums.data_ptr();
+    }
+    launch(kName, lut, p, p.parts, 1, apply_lut3d_backward_cpu,
+           OCTET_CUDA_LAUNCHER(apply_lut3d_backward_cuda));
+    if (need_lut)
+        launch(kName, lut, p, entries, 4096, apply_lut3d_sum_cpu,
+               OCTET_CUDA_LAUNCHER(apply_lut3d_sum_cuda));
+    return {grad_image, grad_lut};
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
+    m.def("apply_lut3d(Tensor image, Tensor lut, str interpolation) -> Tensor");
+    m.def(
+        "apply_lut3d_backward(Tensor grad_out, Tensor image, Tensor lut, str interpolation, "
+        "bool deterministic, bool need_image, bool need_lut) -> (Tensor grad_image, "
+        "Tensor grad_lut)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
+    m.impl("apply_lut3d", TORCH_BOX(&apply_lut3d));
+    m.impl("apply_lut3d_backward", TORCH_BOX(&apply_lut3d_backward));
+}

@@ -1,0 +1,466 @@
+"""apply_lut3d beside NumPy, SciPy, colour-science and plain PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.interpolate import RegularGridInterpolator
+from torch.testing import assert_close
+
+import loader
+from loader import apply_lut3d, apply_lut3d_bw, apply_lut3d_fw, apply_lut3d_reference
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+METHODS = ["trilinear", "tetrahedral"]
+# One pixel, a group of four and a rest, several blocks, a plain and a batched image.
+SHAPES = [(), (1,), (7,), (1001,), (37, 50), (2, 3, 20, 31)]
+LAYOUTS = {
+    "plain": lambda x: x,
+    "planar": lambda x: x.movedim(-1, 0).contiguous().movedim(0, -1),
+    "transposed": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "expanded": lambda x: x[:, :1].expand(-1, x.shape[1], -1, -1),
+    "one channel for all": lambda x: x[..., :1].expand(-1, -1, -1, 3),
+    "with alpha": lambda x: torch.cat([x, x], -1)[..., :3],
+    "reversed channels": lambda x: x.flip(-1).contiguous().as_strided(x.shape, x.stride()),
+    "off by one element": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
+    "cropped": lambda x: torch.nn.functional.pad(x, (0, 0, 2, 3, 1, 4))[:, 1:-4, 2:-3],
+    "too many strides": lambda x: torch.stack(
+        [x.reshape(2, 2, 5, 2, 3, 3, 3)] * 2, -1)[..., 0].permute(1, 0, 3, 2, 5, 4, 6),
+}  # fmt: skip
+
+
+def sample(shape, S, device="cpu", dtype=torch.float32, lut_dtype=torch.float32):
+    """Colours in [-0.1, 1.1), or 0 to 255, and a table in [0, 1)."""
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(S + len(shape))}
+    if dtype == torch.uint8:
+        image = torch.randint(0, 256, (*shape, 3), dtype=dtype, **make)
+    else:
+        image = (torch.rand(*shape, 3, **make) * 1.2 - 0.1).to(dtype)
+    return image, torch.rand(S, S, S, 3, **make).to(lut_dtype)
+
+
+def check(image, lut, method):
+    """The forward lies within rounding of the float64 reference on the CPU.
+
+    A place in a cell is S - 1 times a coordinate, and its error as many times larger; the table's
+    slope is at most 1 to a cell, and three axes and some roundings of the sum add up.
+    """
+    ours = apply_lut3d_fw(image, lut, method)
+    assert ours.is_contiguous() and ours.dtype == image.dtype and ours.shape == image.shape
+    if image.dtype == torch.uint8:
+        return check_bytes(ours, image, lut, method)
+    exact = apply_lut3d_reference(image.cpu().double(), lut.cpu().double(), method)
+    eps = torch.finfo(image.dtype).eps
+    work = min(eps, torch.finfo(torch.float32).eps)
+    atol = (3 * len(lut) + 8) * work
+    assert_close(ours.cpu().double(), exact, rtol=eps, atol=atol)
+
+
+def check_bytes(ours, image, lut, method):
+    """Levels are those of float64, but where these lie on the edge between two."""
+    exact = apply_lut3d_reference(image.cpu().double() / 255, lut.cpu().double(), method)
+    level = exact.clamp(0, 1) * 255 + 0.5
+    error = 255 * (3 * len(lut) + 8) * 2.0**-23 * max(1, lut.abs().max().item())
+    off = ours.cpu() != level.floor()
+    assert ((level - level.round()).abs()[off] < error).all()
+    assert ((ours.cpu().double() - level.floor()).abs() <= 1).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("S", [2, 3, 17, 33, 52, 65])
+def test_matches_the_reference(S, method, device):
+    for dtype in (torch.float32, torch.float64, torch.uint8):
+        for shape in SHAPES:
+            check(*sample(shape, S, device, dtype), method)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8], ids=str)
+@pytest.mark.parametrize("lut_dtype", DTYPES, ids=str)
+def test_any_dtypes(dtype, lut_dtype, device):
+    for method in METHODS:
+        check(*sample((61, 7), 9, device, dtype, lut_dtype), method)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.uint8])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides(layout, dtype, device):
+    image, lut = sample((4, 5, 18), 6, device, dtype)
+    image, lut = LAYOUTS[layout](image), lut.transpose(0, 2)
+    for method in METHODS:
+        ours = apply_lut3d(image, lut, method)
+        assert torch.equal(ours, apply_lut3d(image.contiguous(), lut.contiguous(), method))
+        check(image, lut, method)
+        if dtype == torch.uint8:
+            continue
+        grads = apply_lut3d_bw(image, image, lut, method, (True, True))
+        dense = image.contiguous(), image.contiguous(), lut.contiguous()
+        for ours, same in zip(grads, apply_lut3d_bw(*dense, method, (True, True)), strict=True):
+            assert ours.is_contiguous()
+            assert_close(ours, same, rtol=0, atol=0 if device == "cpu" else 1e-4)
+
+
+def test_trilinear_equals_scipy():
+    image, lut = sample((500,), 11, dtype=torch.float64, lut_dtype=torch.float64)
+    points = image.clamp(0, 1).numpy()
+    scipy = RegularGridInterpolator([np.linspace(0, 1, 11)] * 3, lut.numpy())(points)
+    assert_close(apply_lut3d(image, lut), torch.from_numpy(scipy), rtol=0, atol=1e-14)
+
+
+def test_tetrahedral_equals_its_definition():
+    """The walk from the lowest corner to the highest, along the axes in falling order of t."""
+    image, lut = sample((300,), 5, dtype=torch.float64, lut_dtype=torch.float64)
+    image[:4] = torch.tensor([[0.3, 0.3, 0.3], [0.4, 0.4, 0.1], [0, 1, 1], [0.5, 0.25, 0.75]])
+    for x, ours in zip(image.clamp(0, 1).numpy(), apply_lut3d(image, lut, METHODS[1]), strict=True):
+        cell = np.minimum(np.floor(x * 4), 3).astype(int)
+        t, at = x * 4 - cell, cell.copy()
+        value = lut[tuple(at)].numpy().copy()
+        for axis in np.argsort(-t, kind="stable"):
+            before = lut[tuple(at)].numpy()
+            at[axis] += 1
+            value += t[axis] * (lut[tuple(at)].numpy() - before)
+        assert_close(ours.numpy(), value, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_equals_colour_science(method):
+    algebra = pytest.importorskip("colour.algebra", reason="needs pip install colour-science")
+    image, lut = sample((1000,), 33, dtype=torch.float64, lut_dtype=torch.float64)
+    image = image.clamp(0, 1)
+    theirs = getattr(algebra, f"table_interpolation_{method}")(image.numpy(), lut.numpy())
+    assert_close(apply_lut3d(image, lut, method), torch.from_numpy(theirs), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_entries_come_back_exactly(method, device):
+    """A colour on an entry becomes that entry; levels too, where 255 is a multiple of S - 1."""
+    for S, dtype in ((33, torch.float32), (5, torch.float64), (52, torch.uint8), (4, torch.uint8)):
+        _, lut = sample((), S, device)
+        if dtype == torch.uint8:
+            lut = (lut * 255).round() / 255
+        axis = torch.linspace(0, 1, S, dtype=torch.float64, device=device)
+        grid = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij"), -1)
+        if dtype == torch.uint8:
+            assert torch.equal(
+                apply_lut3d((grid * 255).round().byte(), lut, method), (lut * 255).round().byte()
+            )
+        else:
+            assert torch.equal(apply_lut3d(grid.to(dtype), lut, method), lut.to(dtype))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_colours_outside_and_nan(dtype, method, device):
+    """Moved to the border, a NaN to 0; no gradient where moved, and nothing read out of bounds."""
+    _, lut = sample((), 7, device)
+    inf, nan = float("inf"), float("nan")
+    colours = [[-inf, 2, 0.5], [nan, nan, nan], [1e30, -1e30, 1], [0.25, nan, inf], [-0.0, 1, 1]]
+    image = torch.tensor(colours, dtype=dtype, device=device)
+    held = image.nan_to_num(0, posinf=1, neginf=0).clamp(0, 1)
+    assert torch.equal(apply_lut3d(image, lut, method), apply_lut3d(held, lut, method))
+    grad = apply_lut3d_bw(torch.ones_like(image), image, lut, method)
+    assert torch.equal(grad != 0, (image >= 0) & (image <= 1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tables_that_are_wide_or_not_finite(method, device):
+    """Also on the path of whole numbers of large uint8 images, which such tables leave."""
+    image, lut = sample((600, 500), 9, device, torch.uint8)
+    for table in (lut * 100 - 50, lut * 3 - 1, torch.full_like(lut, 0.5), lut.round(), lut * 1e-3):
+        check_bytes(apply_lut3d(image, table, method), image, table, method)
+    for bad, level in ((float("inf"), 255), (float("-inf"), 0), (float("nan"), 0)):
+        table = lut.clone()
+        table[4:6, 4:6, 4:6] = bad
+        inside = ((image > 4 * 32) & (image < 5 * 31)).all(-1)
+        assert inside.any()
+        assert (apply_lut3d(image, table, method)[inside] == level).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("S", [2, 16, 17, 32, 33, 34, 65, 129])
+def test_whole_numbers_give_what_float32_gives(S, method):
+    """Every level of every channel, and pictures whose size is no multiple of four pixels."""
+    levels = torch.arange(256, dtype=torch.uint8, device="cuda")
+    every = torch.stack(torch.meshgrid(levels, levels[::3], levels[::2], indexing="ij"), -1)
+    noise, lut = sample((1021, 1023), S, "cuda", torch.uint8)
+    for image in (every, noise):
+        for table in (lut, lut * 1.3 - 0.1, lut.square(), torch.full_like(lut, 0.5)):
+            whole = apply_lut3d(image, table, method)
+            plain = apply_lut3d(image.transpose(0, 1), table, method).transpose(0, 1)
+            assert torch.equal(whole, plain)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0, 3)], ids=str)
+def test_empty_images(shape, device):
+    """No pixels give no output, and a gradient of 0 to the table."""
+    _, lut = sample((), 4, device)
+    image = torch.empty(shape, device=device)
+    assert apply_lut3d(image, lut).shape == shape
+    to_image, to_lut = apply_lut3d_bw(image, image, lut, output_mask=(True, True))
+    assert to_image.shape == shape and torch.equal(to_lut, torch.zeros_like(lut))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_match_the_reference(dtype, method, device):
+    """Of float64 on the CPU.
+
+    An entry's sum has its terms' roundings, and a place in a cell the coordinate's: S - 1 times
+    larger, and again in the gradient to the image.
+    """
+    for shape, S in (((3, 333), 5), ((71, 70), 17), ((1,), 2)):
+        image, lut = sample(shape, S, device, dtype)
+        grad_out = (sample(shape, S + 1, device)[0] - 0.5).to(dtype)
+        leaves = [x.detach().cpu().double().requires_grad_() for x in (image, lut)]
+        expected = torch.autograd.grad(
+            apply_lut3d_reference(*leaves, method), leaves, grad_out.cpu().double()
+        )
+        grads = apply_lut3d_bw(grad_out, image, lut, method, (True, True))
+        eps, work = torch.finfo(dtype).eps, min(torch.finfo(dtype).eps, 2.0**-23)
+        far = (expected[0] - grads[0].cpu()).abs() > eps * S + 16 * S * S * work
+        # A colour that rounding moves over a face of its cell or tetrahedron has another slope.
+        assert far.float().mean() < 1e-3
+        atol = 3 * S * image.numel() * work
+        assert_close(grads[1].cpu().double(), expected[1], rtol=2.0**-23, atol=atol)
+        for k, mask in enumerate(((True, False), (False, True))):
+            alone = apply_lut3d_bw(grad_out, image, lut, method, mask)
+            assert_close(alone, grads[k], rtol=0, atol=atol if k else 0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_derivatives_of_any_order(method, device):
+    make = {"dtype": torch.float64, "device": device}
+    image = (torch.rand(2, 5, 3, **make) * 1.2 - 0.1).requires_grad_()
+    lut = torch.rand(3, 3, 3, 3, **make, requires_grad=True)
+
+    def function(image, lut):
+        return apply_lut3d(image, lut, method)
+
+    # The order of atomic additions moves a gradient by a last bit.
+    options = {"nondet_tol": 0 if device == "cpu" else 1e-12}
+    assert torch.autograd.gradcheck(function, (image, lut), **options)
+    assert torch.autograd.gradgradcheck(function, (image, lut), **options)
+
+    def third(form):
+        x, table = image.detach().clone().requires_grad_(), lut.detach()
+        y = form(x, table, method).pow(3).sum()
+        for _ in range(3):
+            (grad,) = torch.autograd.grad(y, x, create_graph=True)
+            y = grad.pow(2).sum()
+        return grad
+
+    assert_close(third(apply_lut3d), third(apply_lut3d_reference))
+
+
+def test_gradients_only_where_they_are_asked_for():
+    image, lut = sample((9,), 4)
+    for mask in ((True, False), (False, True), (True, True)):
+        leaves = [
+            x.clone().requires_grad_(need) for x, need in zip((image, lut), mask, strict=True)
+        ]
+        apply_lut3d(*leaves).sum().backward()
+        assert [x.grad is not None for x in leaves] == [*mask]
+
+
+def test_whole_numbers_have_no_gradient():
+    image, lut = sample((9,), 4, dtype=torch.uint8)
+    assert not apply_lut3d(image, lut.requires_grad_()).requires_grad
+    with pytest.raises(RuntimeError, match="a uint8 image has no gradients, as its output is"):
+        apply_lut3d_bw(image, image, lut, output_mask=(False, True))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_table_gradient_is_the_same_in_every_run(method, device):
+    """On the CPU always, on a GPU where deterministic algorithms are asked for."""
+    image, lut = sample((300, 400), 9, device)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for dtype in (torch.float32, torch.float64):
+            x = image.to(dtype)
+            runs = [apply_lut3d_bw(x, x, lut, method, (True, True)) for _ in range(3)]
+            assert all(map(torch.equal, runs[0] * 2, runs[1] + runs[2]))
+            small = apply_lut3d_bw(x * 1e-25, x, lut.double(), method, (False, True))
+            exact = apply_lut3d_bw(
+                x.cpu().double() * 1e-25,
+                x.cpu().double(),
+                lut.cpu().double(),
+                method,
+                (False, True),
+            )
+            eps = torch.finfo(dtype).eps
+            assert_close(small.cpu() * 1e25, exact * 1e25, rtol=1e-12, atol=eps * 3e4)
+            for bad in (
+                [float("inf")],
+                [float("-inf")],
+                [float("nan")],
+                [float("inf"), -float("inf")],
+            ):
+                spoilt = x.clone()
+                spoilt[7, 8, 1 : 1 + len(bad)] = spoilt.new_tensor(bad)
+                same = x.new_tensor([0.49, 0.47, 0.45]).expand(x.shape)
+                grad = apply_lut3d_bw(spoilt, same, lut, method, (False, True))
+                found = grad[~grad.isfinite()]
+                assert len(found) and {*map(str, found.tolist())} == {*map(str, bad)}
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_registered_operators_pass_opcheck(method, device):
+    image, lut = (x.requires_grad_() for x in sample((6, 7), 3, device))
+    grad_out = image.detach().clone().requires_grad_()
+    forward, backward = torch.ops.octet.apply_lut3d, torch.ops.octet.apply_lut3d_backward
+    torch.library.opcheck(forward.default, (image, lut, method))
+    torch.library.opcheck(forward.default, (image.detach().half(), lut, method))
+    torch.library.opcheck(forward.default, ((image.detach() > 0.5).byte(), lut.detach(), method))
+    torch.library.opcheck(backward.default, (grad_out, image, lut, method, True, True, True))
+    torch.library.opcheck(backward.default, (grad_out, image, lut, method, True, True, False))
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch.compile itself says
+def test_compiles_as_one_graph(device):
+    image, lut = sample((20, 24), 5, device)
+
+    def loss(image, lut):
+        return apply_lut3d(image * 0.9, lut, "tetrahedral").square().sum()
+
+    results = []
+    for run in (loss, torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")):
+        leaves = image.clone().requires_grad_(), lut.clone().requires_grad_()
+        value = run(*leaves)
+        value.backward()
+        results.append([value.detach(), *(x.grad for x in leaves)])
+    assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+def test_function_transforms():
+    images, _ = sample((3, 6, 7), 3, dtype=torch.float64)
+    luts = torch.rand(3, 3, 3, 3, 3, dtype=torch.float64)
+
+    def loss(image, lut):
+        return apply_lut3d(image, lut, "trilinear").square().sum()
+
+    grad = torch.func.grad(loss, argnums=(0, 1))
+    for dims in ((0, 0), (0, None), (None, 0)):
+        args = [x if d == 0 else x[1] for x, d in zip((images, luts), dims, strict=True)]
+        each = [[x[i] if d == 0 else x for x, d in zip(args, dims, strict=True)] for i in range(3)]
+        for function in (apply_lut3d, loss):
+            expected = torch.stack([function(*a) for a in each])
+            assert_close(torch.vmap(function, dims)(*args), expected)
+        for ours, *expected in zip(
+            torch.vmap(grad, dims)(*args), *(grad(*a) for a in each), strict=True
+        ):
+            assert_close(ours, torch.stack(expected))
+    to_image = torch.vmap(torch.func.grad(loss), (0, None))(images, luts[0])
+    assert_close(to_image[2], torch.func.grad(loss)(images[2], luts[0]))
+    twice = torch.vmap(torch.vmap(apply_lut3d, (0, None)))(images, luts)
+    assert_close(twice, torch.vmap(apply_lut3d)(images, luts))
+
+
+def test_more_than_2_31_elements():
+    """Offsets beyond 32 bits, in memory of which only the rows are ever touched."""
+    rows, lut = sample((3, 100), 3, dtype=torch.uint8)
+    far = torch.empty(2**32 + 300, dtype=torch.uint8).as_strided((3, 100, 3), (2**31, 3, 1))
+    far.copy_(rows)
+    assert torch.equal(apply_lut3d(far, lut), apply_lut3d(rows, lut))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16], ids=str)
+def test_more_than_2_31_elements_in_memory(dtype):
+    row, lut = sample((2**20 + 4,), 33, "cuda", dtype)
+    image = row.repeat(800, 1, 1)
+    out, expected = apply_lut3d(image, lut), apply_lut3d(row, lut)
+    assert torch.equal(out[-1], expected) and torch.equal(out[511], expected)
+    if dtype != torch.uint8:
+        grads = apply_lut3d_bw(image, image, lut, output_mask=(True, True))
+        one = apply_lut3d_bw(row, row, lut, output_mask=(True, True))
+        assert torch.equal(grads[0][-1], one[0])
+        assert_close(grads[1], one[1] * 800, rtol=1e-3, atol=1)
+
+
+@pytest.mark.cuda
+def test_current_stream_and_graphs():
+    """Kernels wait for what is queued before them in the caller's stream, and can be captured."""
+    image, lut = sample((500, 600), 33, "cuda", torch.uint8)
+    expected = apply_lut3d(image, lut)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        later = torch.zeros_like(image)
+        torch.cuda._sleep(50_000_000)
+        later.copy_(image)
+        out = apply_lut3d(later, lut)
+    side.synchronize()
+    assert torch.equal(out, expected)
+    real = image / 255
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = apply_lut3d(image, lut)
+        grads = apply_lut3d_bw(real, real, lut, output_mask=(True, True))
+    image.copy_(image.flip(0)), real.copy_(real.flip(0))
+    graph.replay()
+    assert torch.equal(out, expected.flip(0))
+    again = apply_lut3d_bw(real, real, lut, output_mask=(True, True))
+    assert_close(grads, again, rtol=1e-3, atol=1e-3)
+
+
+def test_bad_input_gets_one_clear_message():
+    image, lut = torch.rand(4, 5, 3), torch.rand(3, 3, 3, 3)
+    meta = "is on the meta device, which holds no data; make it on the CPU or a CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"
+    for arguments, kind, message in (
+        ((image.movedim(-1, 0), lut), RuntimeError, "image must be (..., 3), got (3, 4, 5); move the channels last, e.g. image.movedim(-3, -1)"),
+        ((torch.tensor(1.0), lut), RuntimeError, "image must be (..., 3), got (); move the channels last, e.g. image.movedim(-3, -1)"),
+        ((image, lut[0]), RuntimeError, "lut must be (S, S, S, 3), indexed [r, g, b], got (3, 3, 3)"),
+        ((image, lut[:2]), RuntimeError, "lut must be (S, S, S, 3), indexed [r, g, b], got (2, 3, 3, 3)"),
+        ((image, lut[:1, :1, :1]), RuntimeError, "lut must have 2 to 1024 entries along an axis, got shape (1, 1, 1, 3)"),
+        ((image.int(), lut), RuntimeError, "image must be uint8, float32, float64, float16 or bfloat16, got int32; convert it, e.g. image.float()"),
+        ((image, lut.byte()), RuntimeError, "lut must be float32, float64, float16 or bfloat16, got uint8; convert it, e.g. lut.float()"),
+        ((image.to_sparse(), lut), RuntimeError, "image must be a dense tensor, got a sparse or packed one; use image.to_dense()"),
+        ((image.numpy(), lut), TypeError, "image must be a torch.Tensor, got ndarray; convert it with torch.from_numpy()"),
+        ((image, [[1.0]]), TypeError, "lut must be a torch.Tensor, got list; convert it with torch.tensor()"),
+        ((image.to("meta"), lut), RuntimeError, f"image {meta}"),
+        ((image, lut, "nearest"), ValueError, "interpolation must be 'trilinear' or 'tetrahedral', got 'nearest'"),
+        ((image, lut, None), ValueError, "interpolation must be 'trilinear' or 'tetrahedral', got None"),
+    ):  # fmt: skip
+        for form in (apply_lut3d, apply_lut3d_fw):
+            with pytest.raises(kind) as caught:
+                form(*arguments)
+            assert type(caught.value) is kind and str(caught.value) == f"apply_lut3d: {message}"
+
+
+def test_bad_input_of_the_backward():
+    image, lut = torch.rand(4, 5, 3), torch.rand(3, 3, 3, 3)
+    for grad_out, message in (
+        (image[:3], "grad_out must have the shape of image, (4, 5, 3), got (3, 5, 3)"),
+        (image.double(), "grad_out must have the dtype of image, float32, got float64"),
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            apply_lut3d_bw(grad_out, image, lut)
+        assert str(caught.value) == f"apply_lut3d: {message}"
+    with pytest.raises(ValueError, match="output_mask must be two flags"):
+        apply_lut3d_bw(image, image, lut, output_mask=(False, False))
+    with pytest.raises(ValueError, match="interpolation must be 'trilinear'"):
+        torch.ops.octet.apply_lut3d(image, lut, "linear")
+
+
+@pytest.mark.cuda
+def test_mixed_devices():
+    image, lut = sample((4,), 3)
+    with pytest.raises(RuntimeError, match=r"lut must be on the device of image, cuda:0, got cpu"):
+        apply_lut3d(image.cuda(), lut)
+
+
+def test_samples_and_benchmark_arguments_fit(device):
+    """What an edited kernel is compared on: quick, the same each time, near the reference."""
+    from loader.ops import apply_lut3d as module
+
+    cases = [*module.samples(device)]
+    for case, again in zip(cases, module.samples(device), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(case[:2], again[:2], strict=True))
+        ours, expected = apply_lut3d(*case), apply_lut3d_reference(*case)
+        if case[0].dtype == torch.uint8:
+            check_bytes(ours, *case)
+        else:
+            assert_close(ours, expected, rtol=4 * torch.finfo(ours.dtype).eps, atol=1e-5)
+    assert {case[0].dtype for case in cases} > {torch.float32, torch.uint8}
+    assert loader.apply_lut3d(*module.benchmark(device)).numel() > 10000
