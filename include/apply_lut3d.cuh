@@ -57,6 +57,19 @@ __device__ inline Rgb<A> mix(const Rgb<A>& a, const Rgb<A>& b, A t) {
     return {{s * a.at[0] + t * b.at[0], s * a.at[1] + t * b.at[1], s * a.at[2] + t * b.at[2]}};
 }
 
+/// Copies entry i of the table to where the kernels read it.
+template <typename A>
+__device__ inline Rgb<A> copy_entry(const ApplyLut3dParams& p, int32_t i) {
+    const int64_t at = lut_offset(p, i);
+    A* to = static_cast<A*>(p.table) + 4 * int64_t(i);
+    Rgb<A> x;
+#pragma unroll
+    for (int c = 0; c < 3; ++c)
+        to[c] = x.at[c] = load_as<A>(p.lut_dtype, p.lut, at + c * p.lut_stride[3]);
+    to[3] = 0;
+    return x;
+}
+
 /// The cell of a colour as it stands in the image.
 template <typename T>
 __device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S) {

@@ -64,7 +64,8 @@ OCTET_KERNEL void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin
 /// out from image and table, pixels [begin, end).
 OCTET_KERNEL const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
-/// The same for contiguous uint8 images; see apply_lut3d.bytes.cu.
+/// Both for contiguous uint8 images; see apply_lut3d.bytes.cu.
+OCTET_KERNEL const char* apply_lut3d_ranges_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream);
 /// grad_image and sums, each unless it is null. CPU: parts [begin, end) of the pixels.
 OCTET_KERNEL const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream);

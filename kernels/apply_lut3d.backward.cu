@@ -1,4 +1,4 @@
-// The gradients of apply_lut3d on the GPU, both in one pass over the pixels.
+// The gradients of apply_lut3d on the GPU.
 //
 // grad_image gathers, as the forward does. grad_lut scatters: many pixels add to few entries, and
 // atomics bind. Neighbouring pixels of a photograph mostly share a cell, so a thread takes kRun of
@@ -13,6 +13,11 @@
 #include "apply_lut3d.cuh"
 
 constexpr int kRun = 16;  // pixels of a thread
+#include <cstdlib>
+inline int run_length() {
+    const char* text = getenv("LUT3D_RUN");
+    return text ? atoi(text) : kRun;
+}
 
 /// `sums` of the deterministic form.
 struct Fixed {
@@ -82,6 +87,14 @@ __device__ inline void add_entry(float* to, const float* x) {
 }
 #endif
 
+/// Not inlined: its code would be there dozens of times.
+template <typename A>
+__device__ __noinline__ void add_fixed(const Fixed& fixed, int64_t i, A r, A g, A b, double scale) {
+    fixed.add(i, r, scale);
+    fixed.add(i + 1, g, scale);
+    fixed.add(i + 2, b, scale);
+}
+
 /// Adds a cell's sums to the table's.
 template <typename A>
 __device__ inline void flush(const ApplyLut3dParams& p, int32_t entry, const A (*sum)[3],
@@ -92,9 +105,7 @@ __device__ inline void flush(const ApplyLut3dParams& p, int32_t entry, const A (
         if (sum[k][0] == 0 && sum[k][1] == 0 && sum[k][2] == 0) continue;
         const int64_t i = entry + corner_offset(k, p.S);
         if (p.deterministic) {
-            const Fixed fixed(p);
-#pragma unroll
-            for (int c = 0; c < 3; ++c) fixed.add(3 * i + c, sum[k][c], scale);
+            add_fixed(Fixed(p), 3 * i, sum[k][0], sum[k][1], sum[k][2], scale);
         } else {
             add_entry(static_cast<A*>(p.sums) + 4 * i, sum[k]);
         }
@@ -150,68 +161,86 @@ __device__ inline void slopes(const A* table, const Place<A>& place, int32_t S, 
     }
 }
 
-template <typename T, bool kTetrahedral, bool kSums>
+template <typename T, bool kTetrahedral>
 __global__ void __launch_bounds__(kLutThreads)
-    backward_kernel(ApplyLut3dParams p, bool image_words, bool grad_words) {
+    image_kernel(ApplyLut3dParams p, bool image_words, bool grad_words) {
     using A = Acc<T>;
-    const int64_t first =
-        (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * (kSums ? kRun : kGroup);
-    const double scale = kSums && p.deterministic ? Fixed(p).scale() : 0;
+    const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kGroup;
+    if (n >= p.N) return;
+    T image[3 * kGroup], grads[3 * kGroup];
+    load_group(p.image, p.image_at, n, p.N, image_words, image);
+    load_group(p.grad_out, p.grad_out_at, n, p.N, grad_words, grads);
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+        A x[3], grad[3], slope[3];
+#pragma unroll
+        for (int c = 0; c < 3; ++c) {
+            x[c] = value_of(image[3 * k + c], p.dtype);
+            grad[c] = value_of(grads[3 * k + c], p.dtype);
+        }
+        const Place<A> place = place_of<T>(x, p.S);
+        slopes<kTetrahedral>(static_cast<const A*>(p.table), place, p.S, grad, slope);
+#pragma unroll
+        for (int c = 0; c < 3; ++c)
+            image[3 * k + c] = stored<T>(within(x[c]) ? slope[c] * A(p.S - 1) : A(0), p.dtype);
+    }
+    store_group(p.grad_image, n, p.N, image);
+}
+
+template <typename T, bool kTetrahedral>
+__global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p, int run) {
+    using A = Acc<T>;
+    const int64_t first = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * run;
+    const int64_t last = first + run < p.N ? first + run : p.N;
+    const double scale = p.deterministic ? Fixed(p).scale() : 0;
     int32_t current = -1;
     A sum[8][3] = {};
-    for (int64_t n = first; n < first + (kSums ? kRun : kGroup) && n < p.N; n += kGroup) {
-        T image[3 * kGroup], grads[3 * kGroup];
-        load_group(p.image, p.image_at, n, p.N, image_words, image);
-        load_group(p.grad_out, p.grad_out_at, n, p.N, grad_words, grads);
-#pragma unroll
-        for (int k = 0; k < kGroup; ++k) {
-            A x[3], grad[3], slope[3];
+    for (int64_t n = first; n <= last; ++n) {  // the last time round only to write what is left
+        A grad[3];
+        Place<A> place{{}, -1};
+        if (n < last) {
+            const T* image = static_cast<const T*>(p.image) + p.image_at(n);
+            const T* grads = static_cast<const T*>(p.grad_out) + p.grad_out_at(n);
+            A x[3];
 #pragma unroll
             for (int c = 0; c < 3; ++c) {
-                x[c] = value_of(image[3 * k + c], p.dtype);
-                grad[c] = value_of(grads[3 * k + c], p.dtype);
+                x[c] = value_of(image[c * p.image_at.channel], p.dtype);
+                grad[c] = value_of(grads[c * p.grad_out_at.channel], p.dtype);
             }
-            const Place<A> place = place_of<T>(x, p.S);
-            if constexpr (kSums) {
-                if (place.entry != current) {
-                    flush(p, current, sum, scale);
-                    current = place.entry;
-#pragma unroll
-                    for (int i = 0; i < 8; ++i)
-#pragma unroll
-                        for (int c = 0; c < 3; ++c) sum[i][c] = 0;
-                }
-                A weight[8];
-                corner_weights<kTetrahedral>(place.t, weight);
-                if (n + k < p.N) {
-#pragma unroll
-                    for (int i = 0; i < 8; ++i)
-                        if (!kTetrahedral || weight[i] != 0)  // 0 times an infinity is no number
-#pragma unroll
-                            for (int c = 0; c < 3; ++c) sum[i][c] += weight[i] * grad[c];
-                }
-            }
-            if (p.grad_image) {
-                slopes<kTetrahedral>(static_cast<const A*>(p.table), place, p.S, grad, slope);
-#pragma unroll
-                for (int c = 0; c < 3; ++c)
-                    image[3 * k + c] =
-                        stored<T>(within(x[c]) ? slope[c] * A(p.S - 1) : A(0), p.dtype);
-            }
+            place = place_of<T>(x, p.S);
         }
-        if (p.grad_image) store_group(p.grad_image, n, p.N, image);
+        if (place.entry != current) {
+            flush(p, current, sum, scale);
+            current = place.entry;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+#pragma unroll
+                for (int c = 0; c < 3; ++c) sum[i][c] = 0;
+        }
+        if (n == last) break;
+        A weight[8];
+        corner_weights<kTetrahedral>(place.t, weight);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (!kTetrahedral || weight[i] != 0)  // 0 times an infinity is no number
+#pragma unroll
+                for (int c = 0; c < 3; ++c) sum[i][c] += weight[i] * grad[c];
     }
-    if constexpr (kSums) flush(p, current, sum, scale);
 }
 
 template <typename T, bool kTetrahedral>
 void backward(const ApplyLut3dParams& p, cudaStream_t on) {
-    const bool image_words = in_words(p, p.image, p.image_at);
-    const bool grad_words = in_words(p, p.grad_out, p.grad_out_at);
-    const auto blocks = unsigned(ceil_div(p.N, kLutThreads * (p.sums ? kRun : kGroup)));
-    const auto kernel =
-        p.sums ? backward_kernel<T, kTetrahedral, true> : backward_kernel<T, kTetrahedral, false>;
-    kernel<<<blocks, kLutThreads, 0, on>>>(p, image_words, grad_words);
+    if (p.grad_image) {
+        const bool image_words = in_words(p, p.image, p.image_at);
+        const bool grad_words = in_words(p, p.grad_out, p.grad_out_at);
+        const auto blocks = unsigned(ceil_div(p.N, kLutThreads * kGroup));
+        image_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p, image_words, grad_words);
+    }
+    if (p.sums) {
+        const int run = run_length();
+        const auto blocks = unsigned(ceil_div(p.N, kLutThreads * run));
+        sums_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p, run);
+    }
 }
 
 const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream) {

@@ -61,12 +61,13 @@ __device__ inline float2 block_range(float2 range, float2* shared) {
     return warp_range(shared[threadIdx.x % (blockDim.x / 32)]);
 }
 
+/// The float32 table, and the range of each block's entries.
 __global__ void range_kernel(ApplyLut3dParams p, Work work, int32_t entries) {
     __shared__ float2 shared[kLutThreads / 32];
     const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
     float2 range = {3e38f, -3e38f};
     if (i < entries) {
-        const Rgb<float> x = entry(static_cast<const float*>(p.table), i);
+        const Rgb<float> x = copy_entry<float>(p, i);
         for (int c = 0; c < 3; ++c) {
             const bool fine = fabsf(x.at[c]) < 1e30f;  // an infinity or a NaN spoils the range
             range.x = fminf(range.x, fine ? x.at[c] : -3e38f);
@@ -100,7 +101,7 @@ __global__ void round_kernel(ApplyLut3dParams p, Work work, int32_t entries, For
     scale.step = width / kLevels;
     scale.base = 255 * range.x + 0.5f - 8388608.0f * scale.step;
     // Half a step, a bit for roundings of what is summed, and of the float32 table's own sums.
-    const float near = 255 * (0.52f * scale.step + (most + width) * 0x1p-19f);
+    const float near = 255 * (0.52f * scale.step + (most + width) * 0x1p-21f);
     scale.usable = near < 0.05f;
     scale.near = scale.usable ? int(near * (1 << kFraction)) + 2 : 0;
     const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
@@ -403,12 +404,19 @@ const char* choose(const ApplyLut3dParams& p, Work work, bool shared, int proces
     return run<Cells, kTetrahedral, kNeighbours>(p, work, form, processors, on);
 }
 
+const char* apply_lut3d_ranges_cuda(const ApplyLut3dParams* p, void* stream) {
+    const int32_t entries = p->S * p->S * p->S;
+    const int64_t blocks = ceil_div(entries, kLutThreads);
+    range_kernel<<<unsigned(blocks), kLutThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        *p, Work(*p, blocks), entries);
+    return launch_error();
+}
+
 const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
     const int32_t entries = p->S * p->S * p->S;
     const int64_t blocks = ceil_div(entries, kLutThreads);
     const Work work(*p, blocks);
-    range_kernel<<<unsigned(blocks), kLutThreads, 0, on>>>(*p, work, entries);
     int device = 0, processors = 0, most = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);

@@ -8,20 +8,18 @@
 //
 // A thread has four neighbouring pixels, three words of memory. Contiguous uint8 images of some
 // size go through apply_lut3d.bytes.cu instead.
+#include <cstdlib>
+
 #include "apply_lut3d.cuh"
 
 template <typename A>
 __global__ void table_kernel(ApplyLut3dParams p, int32_t entries) {
     const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
-    if (i >= entries) return;
-    const int64_t at = lut_offset(p, i);
-    A* table = static_cast<A*>(p.table) + 4 * int64_t(i);
-#pragma unroll
-    for (int c = 0; c < 3; ++c) table[c] = load_as<A>(p.lut_dtype, p.lut, at + c * p.lut_stride[3]);
-    table[3] = 0;
+    if (i < entries) copy_entry<A>(p, i);
 }
 
 const char* apply_lut3d_table_cuda(const ApplyLut3dParams* p, void* stream) {
+    if (p->work) return apply_lut3d_ranges_cuda(p, stream);
     const int32_t entries = p->S * p->S * p->S;
     const auto blocks = unsigned(ceil_div(entries, kLutThreads));
     const auto on = static_cast<cudaStream_t>(stream);
@@ -52,13 +50,34 @@ __global__ void __launch_bounds__(kLutThreads) lut3d_kernel(ApplyLut3dParams p, 
     store_group(p.out, n, p.N, group);
 }
 
+template <typename T, bool kTetrahedral>
+__global__ void __launch_bounds__(kLutThreads) lane_kernel(ApplyLut3dParams p) {
+    using A = Acc<T>;
+    const int64_t n = int64_t(blockIdx.x) * kLutThreads + threadIdx.x;
+    if (n >= p.N) return;
+    const T* pixel = static_cast<const T*>(p.image) + p.image_at(n);
+    A x[3];
+#pragma unroll
+    for (int c = 0; c < 3; ++c) x[c] = value_of(pixel[c * p.image_at.channel], p.dtype);
+    const auto out = blend<kTetrahedral>(static_cast<const A*>(p.table), place_of<T>(x, p.S), p.S);
+#pragma unroll
+    for (int c = 0; c < 3; ++c) static_cast<T*>(p.out)[3 * n + c] = stored<T>(out.at[c], p.dtype);
+}
+
 const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream) {
-    if (p->work) return apply_lut3d_bytes_cuda(p, stream);
+    const char* design = getenv("LUT3D_DESIGN");
+    if (p->work && !(design && design[0] == 'f')) return apply_lut3d_bytes_cuda(p, stream);
     const auto blocks = unsigned(ceil_div(p->N, kLutThreads * kGroup));
     const auto on = static_cast<cudaStream_t>(stream);
     const bool words = in_words(*p, p->image, p->image_at);
     by_storage(*p, [&](auto element) {
         using T = decltype(element);
+        if (design && design[0] == 'f' && design[1] == 'n') {
+            const auto kernel = p->method == Lut3dMethod::kTetrahedral ? lane_kernel<T, true>
+                                                                       : lane_kernel<T, false>;
+            kernel<<<unsigned(ceil_div(p->N, kLutThreads)), kLutThreads, 0, on>>>(*p);
+            return;
+        }
         if (p->method == Lut3dMethod::kTetrahedral)
             lut3d_kernel<T, true><<<blocks, kLutThreads, 0, on>>>(*p, words);
         else

@@ -180,6 +180,7 @@ void pixel_gradients(Lut3dMethod method, const A* table, int32_t S, const A* t, 
         }
         if (sums) {
             const A weight = trilinear ? corner_weight(k, t) : corners.weight[k];
+            if (!trilinear && weight == 0) continue;  // 0 times an infinity is no number
             const Four sum = load_lanes<Four>(sums + at) + weight * wanted;
             memcpy(sums + at, &sum, sizeof(sum));
         }

@@ -169,7 +169,8 @@ def test_tables_that_are_wide_or_not_finite(method, device):
     for bad, level in ((float("inf"), 255), (float("-inf"), 0), (float("nan"), 0)):
         table = lut.clone()
         table[4:6, 4:6, 4:6] = bad
-        inside = ((image > 4 * 32) & (image < 5 * 31)).all(-1)
+        # Within the cell and one tetrahedron: a weight of 0 makes an infinity a NaN.
+        inside = ((image > 4 * 32) & (image < 5 * 31) & (image != image.roll(1, -1))).all(-1)
         assert inside.any()
         assert (apply_lut3d(image, table, method)[inside] == level).all()
 
