@@ -3,7 +3,6 @@
 #include "apply_lut3d.h"
 #include "vector.cuh"
 
-constexpr int kLutThreads = 256;
 constexpr int kGroup = 4;  // pixels of a thread: three words of four elements each
 
 /// An element of either 16-bit type, told apart where it is converted: kernels that are compiled

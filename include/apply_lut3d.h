@@ -21,6 +21,7 @@ HD inline Byte store<Byte>(float x) {
 }
 
 constexpr int kLutDims = 4;        // leading dimensions of an image, after joining what can be
+constexpr int kLutThreads = 256;   // of a CUDA block, but where a kernel says otherwise
 constexpr int kLutLargest = 1024;  // entries along an axis: 32 bits number the S^3
 
 /// Where a tensor (..., 3) has the pixels 0 to N - 1, in elements.
@@ -83,7 +84,7 @@ inline bool apply_lut3d_by_bytes(const ApplyLut3dParams& p) {
 /// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header.
 inline int64_t apply_lut3d_work(const ApplyLut3dParams& p) {
     const int64_t entries = int64_t(p.S) * p.S * p.S;
-    return 256 + ceil_div(entries, 256) * 8 + 16 + entries * 16;
+    return 256 + ceil_div(entries, kLutThreads) * 8 + 16 + entries * 16;
 }
 
 /// Bytes of `sums` where the CUDA kernels sum in whole numbers; see apply_lut3d.backward.cu.
