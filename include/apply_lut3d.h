@@ -172,17 +172,6 @@ HD inline void trilinear_slopes(const A* v, const A* t, A* slope) {
     }
 }
 
-/// Element i of a buffer whose type is known at run time only, as A.
-template <typename A>
-HD inline A load_as(DType dtype, const void* data, int64_t i) {
-    switch (dtype) {
-        case DType::kFloat: return A(static_cast<const float*>(data)[i]);
-        case DType::kDouble: return A(static_cast<const double*>(data)[i]);
-        case DType::kHalf: return A(load(static_cast<const Half*>(data)[i]));
-        default: return A(load(static_cast<const BFloat16*>(data)[i]));
-    }
-}
-
 /// Where the table has entry i, in elements, and the writing of an element of its gradient.
 HD inline int64_t lut_offset(const ApplyLut3dParams& p, int64_t i) {
     return i / (p.S * p.S) * p.lut_stride[0] + i / p.S % p.S * p.lut_stride[1] +

@@ -34,6 +34,12 @@ __device__ inline Vector<T, V> load_vector(const T* from) {
     using W = typename Word<sizeof(T) * V>::type;
     return bit_copy<Vector<T, V>>(*reinterpret_cast<const W*>(from));
 }
+/// From memory that nothing writes to while the kernel runs.
+template <typename T, int V>
+__device__ inline Vector<T, V> load_constant(const T* from) {
+    using W = typename Word<sizeof(T) * V>::type;
+    return bit_copy<Vector<T, V>>(__ldg(reinterpret_cast<const W*>(from)));
+}
 template <typename T, int V>
 __device__ inline void store_vector(T* to, Vector<T, V> x) {
     using W = typename Word<sizeof(T) * V>::type;

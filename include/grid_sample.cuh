@@ -1,0 +1,421 @@
+// The CUDA kernels of grid_sample, for each element type compiled in a file of its own; the plan of
+// which to launch is in kernels/grid_sample.cu.
+//
+// 32 threads take 32 / lanes neighbouring points; the lanes of a point take its channels in turn,
+// V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are
+// then read in words of up to 16 bytes. With V = 1 any strides will do.
+#pragma once
+#include "grid_sample.h"
+#include "vector.cuh"
+
+constexpr int kThreads = 128;
+
+/// Where the pixels of an image lie: offsets in units of several bytes, so that they fit in 32
+/// bits.
+struct Steps {
+    int step[3];        // z, y, x
+    int unit;           // bytes
+    int64_t corner[8];  // bytes from a cell's first pixel to its corner 4 z + 2 y + x
+    bool fits;
+};
+
+/// What a launch needs beside the parameters. Tensors may stand for those of the caller; a launch
+/// takes points [first, first + count) of images blockIdx.y + image on.
+struct GridSampleJob {
+    GridSampleParams p;
+    Steps input, sums;  // of p.input and p.grad_input
+    bool packed;        // the grid is float, a point's coordinates are neighbours, and points lie
+    int point_step;     // so many bytes apart; p.grid is then that of point `first`
+    int64_t first, image;
+    int count;
+    bool same_steps;    // those of the input and of the sums
+    float last[3];      // the last pixel along z, y, x
+    int processors;     // of the GPU
+    bool wide;          // offsets do not fit in 32 bits
+    int lanes_log2;     // of the threads that share a point
+    DType sum_dtype;    // of what p.grad_input points to: sums of gradients
+    const int* choice;  // in device memory: the launch works where it is `chosen`; null: always
+    int chosen;
+};
+
+/// Launches the kernels for V channels at a time.
+const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream);
+const char* grid_sample_forward_16bit(GridSampleJob& job, int V, cudaStream_t stream);
+const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream);
+const char* grid_sample_backward_16bit(GridSampleJob& job, int V, cudaStream_t stream);
+const char* grid_sample_second(GridSampleJob& job, cudaStream_t stream);
+
+__device__ inline bool idle(const GridSampleJob& job) {
+    return job.choice && *job.choice != job.chosen;
+}
+
+HD constexpr int power(int base, int exponent) {
+    return exponent == 0 ? 1 : base * power(base, exponent - 1);
+}
+
+/// The point of a thread and its share of the channels: neighbouring threads have neighbouring
+/// points, and 32 threads 32 >> lanes_log2 of them.
+struct Place {
+    int64_t b, q;  // image, point of the image
+    int i;         // point of the launch
+    int lane, lanes;
+    bool inside;
+
+    __device__ Place(const GridSampleJob& job) {
+        const int points_log2 = 5 - job.lanes_log2, in_warp = threadIdx.x % 32;
+        const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+        i = (warp << points_log2) + (in_warp & ((1 << points_log2) - 1));
+        lane = in_warp >> points_log2, lanes = 1 << job.lanes_log2;
+        b = job.image + blockIdx.y, q = job.first + i;
+        inside = i < job.count;
+    }
+};
+
+/// The taps of a point along its axes, x first.
+template <typename A, int D, int kTaps, bool kSlope>
+struct PointTaps {
+    Taps<A, kTaps> axis[D];
+
+    __device__ PointTaps(const GridSampleJob& job, const Place& at) {
+        const GridSampleParams& p = job.p;
+        const int64_t from =
+            at.b * p.grid_stride[0] + p.grid_points.at(job.packed ? at.i : job.first + at.i);
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            const A x = load_as<A>(p.grid_dtype, p.grid, from + d * p.grid_stride[1]);
+            const int size = p.size[2 - d];
+            if (kTaps == 2 && p.interpolation == Interpolation::kNearest) {
+                const auto one =
+                    Taps<A, 1>::template of<kSlope>(x, size, p.padding, p.align_corners);
+                axis[d] = {{one.index[0], -1}, {A(1), A(0)}, {A(0), A(0)}};
+            } else {
+                axis[d] = Taps<A, kTaps>::template of<kSlope>(x, size, p.padding, p.align_corners);
+            }
+        }
+    }
+    /// Which of an axis' taps corner k has.
+    __device__ static constexpr int tap(int k, int d) {
+        return d == 0 ? k % kTaps : d == 1 ? k / kTaps % kTaps : k / (kTaps * kTaps);
+    }
+    __device__ bool valid(int k) const {
+        bool all = true;
+#pragma unroll
+        for (int d = 0; d < D; ++d) all = all && axis[d].index[tap(k, d)] >= 0;
+        return all;
+    }
+    /// Weight of corner k; what lies outside of the image has none, but what NaN gives a cubic.
+    __device__ A weight(int k) const {
+        A w = 1;
+#pragma unroll
+        for (int d = 0; d < D; ++d) w *= axis[d].weight[tap(k, d)];
+        return kTaps == 4 || valid(k) ? w : A(0);
+    }
+    /// Its derivative by coordinate d.
+    __device__ A slope(int k, int d) const {
+        A w = axis[d].slope[tap(k, d)];
+#pragma unroll
+        for (int e = 0; e < D; ++e)
+            if (e != d) w *= axis[e].weight[tap(k, e)];
+        return kTaps == 4 || valid(k) ? w : A(0);
+    }
+    /// And by coordinates d and e, which differ.
+    __device__ A twist(int k, int d, int e) const {
+        A w = axis[d].slope[tap(k, d)] * axis[e].slope[tap(k, e)];
+#pragma unroll
+        for (int f = 0; f < D; ++f)
+            if (f != d && f != e) w *= axis[f].weight[tap(k, f)];
+        return valid(k) ? w : A(0);
+    }
+    /// Offset of corner k in elements.
+    __device__ int64_t offset(int k, const int64_t* stride_zyx) const {
+        int64_t at = 0;
+#pragma unroll
+        for (int d = 0; d < D; ++d) at += axis[d].index[tap(k, d)] * stride_zyx[2 - d];
+        return at;
+    }
+};
+
+/// Where a point's corners lie in one image of a tensor.
+template <int K>
+struct Corners {
+    int64_t at[K];  // elements; -1 outside
+    int64_t c_stride;
+
+    template <typename Point>
+    __device__ Corners(const Point& point, const int64_t (&stride)[5]) : c_stride(stride[1]) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) at[k] = point.valid(k) ? point.offset(k, stride + 2) : -1;
+    }
+    __device__ bool valid(int k) const { return at[k] >= 0; }
+    __device__ int64_t offset(int k, int64_t c) const { return at[k] + c * c_stride; }
+};
+
+template <typename T, int V, int D, int kTaps>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    constexpr int K = power(kTaps, D), U = V > 1 || K > 8 ? 1 : sizeof(T) == 8 ? 2 : 4;
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const Place at(job);
+    if (!at.inside) return;
+    const PointTaps<A, D, kTaps, false> point(job, at);
+    const Corners<K> corners(point, p.input_stride);
+    A weight[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) weight[k] = point.weight(k);
+    const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+    T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
+    const int step = at.lanes * V, C = int(p.C);
+    for (int c = at.lane * V; c < C; c += U * step) {
+        Vector<T, V> value[U][K];
+#pragma unroll
+        for (int u = 0; u < U; ++u)
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                value[u][k] = {};
+                if (c + u * step < C && corners.valid(k))
+                    value[u][k] = load_vector<T, V>(in + corners.offset(k, c + u * step));
+            }
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            if (c + u * step >= C) break;
+            A sum[V] = {};
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+#pragma unroll
+                for (int j = 0; j < V; ++j) sum[j] += weight[k] * load(value[u][k].at[j]);
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+                if (V == 1 || c + j < C) out[int64_t(c + u * step + j) * p.P] = store<T>(sum[j]);
+        }
+    }
+}
+
+/// to[0 ... V - 1] += x, in any order among threads.
+template <int V>
+__device__ inline void add_floats(float* to, const float* x) {
+    static_assert(V % 4 == 0, "whole words of 16 bytes");
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+    for (int j = 0; j < V; j += 4)
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j), "f"(x[j]),
+                     "f"(x[j + 1]), "f"(x[j + 2]), "f"(x[j + 3])
+                     : "memory");
+#else
+#pragma unroll
+    for (int j = 0; j < V; ++j) atomicAdd(to + j, x[j]);
+#endif
+}
+
+/// Adds to a 16-bit element, rounded at each addition.
+__device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
+    if (dtype == DType::kHalf) {
+        const uint16_t bits = store<Half>(x).bits;
+        asm volatile("red.global.add.noftz.f16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
+        return;
+    }
+#if __CUDA_ARCH__ >= 900
+    const uint16_t bits = store<BFloat16>(x).bits;
+    asm volatile("red.global.add.noftz.bf16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
+#else
+    const auto address = reinterpret_cast<uintptr_t>(to);
+    unsigned* const word = reinterpret_cast<unsigned*>(address & ~uintptr_t(3));
+    const int shift = address & 2 ? 16 : 0;
+    unsigned seen = *word, expected;
+    do {
+        expected = seen;
+        const float sum = load(BFloat16{uint16_t(expected >> shift)}) + x;
+        const unsigned bits = store<BFloat16>(sum).bits;
+        seen = atomicCAS(word, expected, (expected & ~(0xffffu << shift)) | bits << shift);
+    } while (seen != expected);
+#endif
+}
+
+/// Adds to an element of the gradient to elements T, in the type of its sums.
+template <typename T>
+__device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
+    if constexpr (sizeof(T) == 8)
+        atomicAdd(static_cast<double*>(to), x);
+    else if (sizeof(T) == 4 || dtype == DType::kFloat)
+        atomicAdd(static_cast<float*>(to), x);
+    else
+        add_16bit(dtype, to, x);
+}
+
+HD inline int element_size(DType dtype) {
+    return dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+}
+
+/// Adds to element `at` of p.grad_input.
+template <typename T>
+__device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
+    add_one<T>(job.sum_dtype,
+               static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
+}
+
+/// Sums over the lanes of a point and writes the gradient to its coordinates.
+template <int D, typename A>
+__device__ inline void store_grad_grid(const GridSampleJob& job, const Place& at, A (&grad)[D]) {
+#pragma unroll
+    for (int d = 0; d < D; ++d)
+        for (int m = 32 >> job.lanes_log2; m < 32; m *= 2)
+            grad[d] += __shfl_xor_sync(~0u, grad[d], m);
+    if (at.lane == 0 && at.inside)
+#pragma unroll
+        for (int d = 0; d < D; ++d)
+            store_as(job.p.grid_dtype, job.p.grad_grid, (at.b * job.p.P + at.q) * D + d, grad[d]);
+}
+
+template <typename T, int V, int D, int kTaps>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    constexpr int K = power(kTaps, D);
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const Place at(job);
+    const bool inside = at.inside;
+    A grad_grid[D] = {};
+    if (inside) {
+        const PointTaps<A, D, kTaps, true> point(job, at);
+        const Corners<K> corners(point, p.input_stride), sums(point, p.grad_input_stride);
+        A weight[K], dot[K] = {};
+#pragma unroll
+        for (int k = 0; k < K; ++k) weight[k] = point.weight(k);
+        const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+        const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                            p.grad_out_points.at(at.q);
+        const int64_t sum_image = at.b * p.grad_input_stride[0];
+        const int step = at.lanes * V, C = int(p.C);
+        for (int c = at.lane * V; c < C; c += step) {
+            A grad[V];
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+                grad[j] =
+                    V == 1 || c + j < C ? A(load(grad_out[(c + j) * p.grad_out_stride[1]])) : A(0);
+            if (p.grad_grid) {
+                Vector<T, V> value[K];
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    value[k] = {};
+                    if (corners.valid(k)) value[k] = load_vector<T, V>(in + corners.offset(k, c));
+                }
+#pragma unroll
+                for (int k = 0; k < K; ++k)
+#pragma unroll
+                    for (int j = 0; j < V; ++j) dot[k] += grad[j] * load(value[k].at[j]);
+            }
+            if (p.grad_input) {
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    if (!sums.valid(k)) continue;
+                    if constexpr (V > 1) {
+                        float x[V];
+#pragma unroll
+                        for (int j = 0; j < V; ++j) x[j] = weight[k] * grad[j];
+                        add_floats<V>(
+                            static_cast<float*>(p.grad_input) + sum_image + sums.offset(k, c), x);
+                    } else {
+                        add_at<T>(job, sum_image + sums.offset(k, c), weight[k] * grad[0]);
+                    }
+                }
+            }
+        }
+        if (p.grad_grid) {
+#pragma unroll
+            for (int d = 0; d < D; ++d)
+#pragma unroll
+                for (int k = 0; k < K; ++k) grad_grid[d] += point.slope(k, d) * dot[k];
+        }
+    }
+    if (p.grad_grid) store_grad_grid<D>(job, at, grad_grid);
+}
+
+/// Gradients of the backward. With w_k the weights, a = to_grad_input, b = to_grad_grid and
+/// s_k = sum_d b_d dw_k/dx_d, what arrives meets sum_kc g_c (w_k a_kc + s_k in_kc).
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads)
+    second_kernel(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    constexpr int K = power(2, D);
+    const GridSampleParams& p = job.p;
+    const Place at(job);
+    A to_grid[D] = {};
+    if (at.inside) {
+        const PointTaps<A, D, 2, true> point(job, at);
+        const Corners<K> in_corners(point, p.input_stride);
+        const Corners<K> to_corners(point, p.to_grad_input_stride);
+        const Corners<K> sums(point, p.grad_input_stride);
+        A along[D] = {}, slope[K] = {}, dot_in[K] = {}, dot_to[K] = {};
+        if (p.to_grad_grid) {
+            const int64_t from = at.b * p.to_grad_grid_stride[0] + p.to_grad_grid_points.at(at.q);
+#pragma unroll
+            for (int d = 0; d < D; ++d)
+                along[d] =
+                    load_as<A>(p.grid_dtype, p.to_grad_grid, from + d * p.to_grad_grid_stride[1]);
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+#pragma unroll
+                for (int d = 0; d < D; ++d) slope[k] += along[d] * point.slope(k, d);
+        }
+        const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+        const T* to = static_cast<const T*>(p.to_grad_input) + at.b * p.to_grad_input_stride[0];
+        const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                            p.grad_out_points.at(at.q);
+        T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
+        for (int c = at.lane; c < p.C; c += at.lanes) {
+            const A g = load(grad_out[c * p.grad_out_stride[1]]);
+            A to_g = 0;
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (!in_corners.valid(k)) continue;
+                if (p.to_grad_input) {
+                    const A a = load(to[to_corners.offset(k, c)]);
+                    to_g += point.weight(k) * a, dot_to[k] += g * a;
+                }
+                if (p.to_grad_grid) {
+                    const A x = load(in[in_corners.offset(k, c)]);
+                    to_g += slope[k] * x, dot_in[k] += g * x;
+                    if (p.grad_input)
+                        add_at<T>(job, at.b * p.grad_input_stride[0] + sums.offset(k, c),
+                                  slope[k] * g);
+                }
+            }
+            if (p.out) out[c * p.P] = store<T>(to_g);
+        }
+#pragma unroll
+        for (int d = 0; d < D; ++d)
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                to_grid[d] += point.slope(k, d) * dot_to[k];
+#pragma unroll
+                for (int e = 0; e < D; ++e)
+                    if (e != d) to_grid[d] += along[e] * point.twist(k, d, e) * dot_in[k];
+            }
+    }
+    if (p.grad_grid) store_grad_grid<D>(job, at, to_grid);
+}
+
+/// Launches `kernel` for all points, `each` of them to 32 threads, in at most so many blocks.
+template <typename Kernel>
+inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cudaStream_t stream,
+                                 int64_t most = 0x7fffffff) {
+    constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535;
+    GridSampleParams& p = job.p;
+    const void* const grid_begin = p.grid;
+    for (job.image = 0; job.image < p.B; job.image += kMostImages) {
+        const int64_t images = p.B - job.image < kMostImages ? p.B - job.image : kMostImages;
+        for (job.first = 0; job.first < p.P; job.first += kMostPoints) {
+            job.count = int(p.P - job.first < kMostPoints ? p.P - job.first : kMostPoints);
+            if (job.packed)
+                p.grid = static_cast<const char*>(grid_begin) + job.first * job.point_step;
+            const int64_t warps = ceil_div(job.count, each);
+            const int block = warps < kThreads / 32 ? int(warps) : kThreads / 32;
+            const int64_t blocks = ceil_div(warps, block);
+            const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images));
+            kernel<<<grids, block * 32, 0, stream>>>(job);
+        }
+    }
+    return launch_error();
+}

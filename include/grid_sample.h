@@ -1,0 +1,187 @@
+// What grid_sample's kernels share: parameters, and where along an axis a coordinate samples.
+//
+// out[b, c, p] = sum over the taps (z, y, x) of point p of w_z w_y w_x input[b, c, z, y, x]. An
+// axis has one tap (nearest), two (linear) or four (cubic); those that lie outside count as zeros.
+// Coordinates, also NaN, infinite and huge ones, are treated as torch's CUDA kernels treat them.
+#pragma once
+#include <math.h>  // with the overloads for float in the global namespace
+
+#include "common.h"
+
+/// Codes of `aten::grid_sampler_2d`.
+enum class Interpolation : int32_t { kLinear, kNearest, kCubic };
+enum class Padding : int32_t { kZeros, kBorder, kReflection };
+
+/// Where the points of one image lie in a tensor: up to three dimensions, merged where that can be.
+struct PointsView {
+    int64_t count[2], stride[3];  // of the middle and the innermost dimension; in elements
+
+    HD int64_t at(int64_t p) const {
+        if (p < count[1]) return p * stride[2];
+        const int64_t row = p / count[1], x = p % count[1];
+        return row / count[0] * stride[0] + row % count[0] * stride[1] + x * stride[2];
+    }
+};
+
+/// Images B, channels C, points P of one image; arrays over axes in the order z, y, x, where z has
+/// size 1 in two dimensions. Three jobs: without `grad_out` the forward, to `out`; with it the
+/// gradients to `grad_input` and `grad_grid`; where `to_grad_input` or `to_grad_grid` are given
+/// too, the gradients of those: `out` is then that to `grad_out`. A result is null where not asked
+/// for.
+struct GridSampleParams {
+    const void* input;          // (B, C, size...)
+    const void* grid;           // (B, P, D): x, y, z in [-1, 1]
+    const void* grad_out;       // (B, C, P)
+    const void* to_grad_input;  // as input: what arrives for grad_input in the second derivative
+    const void* to_grad_grid;   // as grid: likewise
+    void* out;                  // (B, C, P), contiguous
+    void* grad_input;           // as input
+    void* grad_grid;            // (B, P, D), contiguous
+    void* scratch;              // as many bytes as `grid_sample_scratch_*` asks for
+    int64_t B, C, P;
+    int32_t D;  // 2 or 3
+    int32_t size[3];
+    int64_t input_stride[5];  // b, c, z, y, x, in elements; z's is 0 in two dimensions
+    int64_t to_grad_input_stride[5];
+    int64_t grad_input_stride[5];
+    PointsView grid_points, to_grad_grid_points, grad_out_points;
+    int64_t grid_stride[2], to_grad_grid_stride[2];  // b and coordinate
+    int64_t grad_out_stride[2];                      // b and c
+    Interpolation interpolation;
+    Padding padding;
+    bool align_corners;
+    bool deterministic;  // the same bits in every run
+    DType dtype;         // of input, grad_out, out, grad_input
+    DType grid_dtype;    // of grid and grad_grid
+    int32_t threads;     // of the CPU's pool
+    int32_t phase;       // of the CPU's work, from 0 on
+};
+
+/// Bytes of scratch memory that the job is to be given.
+OCTET_KERNEL int64_t grid_sample_scratch_cuda(const GridSampleParams* p);
+OCTET_KERNEL int64_t grid_sample_scratch_cpu(const GridSampleParams* p);
+
+/// Null, or the error's text.
+OCTET_KERNEL const char* grid_sample_cuda(const GridSampleParams* p, void* stream);
+/// How many items a phase of the work has, 0 where there is no such phase.
+OCTET_KERNEL int64_t grid_sample_items_cpu(const GridSampleParams* p);
+/// Items [begin, end) of a phase.
+OCTET_KERNEL void grid_sample_cpu(const GridSampleParams* p, int64_t begin, int64_t end);
+
+/// Position in pixels of a coordinate, and by how much it moves with it.
+template <typename A>
+HD inline A unnormalized(A x, A size, bool align_corners) {
+    return align_corners ? (x + 1) / 2 * (size - 1) : ((x + 1) * size - 1) / 2;
+}
+template <typename A>
+HD inline A pixels_per_unit(A size, bool align_corners) {
+    return (align_corners ? size - 1 : size) / 2;
+}
+
+/// Whether a position this many lengths out is mirrored an odd number of times. Beyond the range
+/// of int each processor converts in its own way, as torch's kernels on it do.
+template <typename A>
+HD inline bool is_odd(A lengths) {
+#ifdef __CUDA_ARCH__
+    return int(floor(lengths)) & 1;
+#else
+    return lengths < A(2147483648.0) && (int(lengths) & 1);
+#endif
+}
+
+/// Mirrored at the borders (with corners aligned at the outermost pixels' centres, else at their
+/// edges) until it lies between; `slope` gets the sign of the movement.
+template <typename A>
+HD inline A reflected(A x, A size, bool align_corners, A& slope) {
+    const A low = align_corners ? A(0) : A(-0.5), span = align_corners ? size - 1 : size;
+    slope = 0;
+    if (span == 0) return 0;
+    x -= low;
+    slope = x < 0 ? A(-1) : A(1);
+    x = fabs(x);
+    const A rest = fmod(x, span);
+    if (is_odd(x / span)) {
+        slope = -slope;
+        return span - rest + low;
+    }
+    return rest + low;
+}
+
+/// A position moved into the image as `padding` says. Zeros leave it where it is.
+/// NaN goes to the first pixel; where `slope` is wanted it stays, so that it has no gradient.
+template <typename A>
+HD inline A padded(A x, A size, Padding padding, bool align_corners, A* slope) {
+    A sign = 1;
+    if (padding == Padding::kReflection) x = reflected(x, size, align_corners, sign);
+    if (padding != Padding::kZeros) {
+        const A last = size - 1;
+        if (x <= 0 || (x != x && !slope)) {
+            x = 0, sign = 0;
+        } else if (x >= last) {
+            x = last, sign = 0;
+        }
+    }
+    if (slope) *slope *= sign;
+    return x;
+}
+
+/// A whole position as an index, -1 where there is no pixel.
+template <typename A>
+HD inline int index_of(A x, int size) {
+    return x >= 0 && x < A(size) ? int(x) : -1;
+}
+
+/// The pixels along one axis that a coordinate samples, -1 for those outside, and their weights.
+template <typename A, int kTaps>
+struct Taps {
+    int index[kTaps];
+    A weight[kTaps];
+    A slope[kTaps];  // derivative of the weight by the coordinate; where wanted
+
+    /// `kSlope`: for a gradient.
+    template <bool kSlope>
+    HD static Taps of(A coordinate, int size, Padding padding, bool align_corners) {
+        Taps t;
+        A x = unnormalized(coordinate, A(size), align_corners);
+        A slope = pixels_per_unit(A(size), align_corners);
+        if constexpr (kTaps == 4) {
+            const A first = floor(x), u = x - first;
+            cubic(t.weight, u);
+            if (kSlope) cubic_slope(t.slope, u, slope);
+            for (int k = 0; k < 4; ++k)
+                t.index[k] = index_of(
+                    padded(first + (k - 1), A(size), padding, align_corners, (A*)nullptr), size);
+        } else {
+            x = padded(x, A(size), padding, align_corners, kSlope ? &slope : nullptr);
+            if constexpr (kTaps == 1) {
+                t.index[0] = index_of(rint(x), size);
+                t.weight[0] = 1, t.slope[0] = 0;
+            } else {
+                const A first = floor(x);
+                t.weight[0] = (first + 1) - x, t.weight[1] = x - first;
+                t.slope[0] = -slope, t.slope[1] = slope;
+                // Whole numbers of this size are neither NaN nor beyond an int.
+                const bool near = first >= -1 && first < A(size);
+                const int i = near ? int(first) : -2;
+                t.index[0] = i < 0 ? -1 : i;
+                t.index[1] = near && i + 1 < size ? i + 1 : -1;
+            }
+        }
+        return t;
+    }
+
+    /// Keys (1981), with a = -0.75.
+    HD static void cubic(A (&w)[kTaps], A t) {
+        constexpr A a = -0.75;
+        const auto outer = [](A x) { return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a; };
+        const auto inner = [](A x) { return ((a + 2) * x - (a + 3)) * x * x + 1; };
+        w[0] = outer(t + 1), w[1] = inner(t), w[2] = inner(1 - t), w[3] = outer(2 - t);
+    }
+    HD static void cubic_slope(A (&w)[kTaps], A t, A scale) {
+        constexpr A a = -0.75;
+        const auto outer = [](A x) { return (3 * a * x - 10 * a) * x + 8 * a; };
+        const auto inner = [](A x) { return (3 * (a + 2) * x - 2 * (a + 3)) * x; };
+        w[0] = scale * outer(t + 1), w[1] = scale * inner(t);
+        w[2] = -scale * inner(1 - t), w[3] = -scale * outer(2 - t);
+    }
+};
