@@ -1,0 +1,821 @@
+// grid_sample and its derivatives on the CPU; grid_sample.h has the formula.
+//
+// Points are taken in blocks of kBlock, whose taps are computed first, in vectors of points. Three
+// steps then do every job: `sample` sums weight * pixel over the taps, `differentiate` does so with
+// the weights' derivatives and grad_out, `scatter` adds weight * grad_out to the taps' pixels. Each
+// comes in two forms: by planes, a channel at a time in vectors of points; and by rows, a point at
+// a time in vectors of channels, where those are neighbours. Rows read whole cache lines: where
+// many points fall on an image of several channels it is copied to rows first, and 16-bit gradients
+// are summed in float rows and rounded once.
+//
+// No two threads write the same pixel: they share images, channels, or slabs of the slowest axis.
+// Each pixel's sum is in the order of points however that is done, so results never depend on the
+// number of threads.
+#pragma GCC optimize("no-trapping-math")  // comparisons may be vectorised
+#include <algorithm>
+#include <numeric>
+
+#include "grid_sample.h"
+
+namespace {
+
+constexpr int kBlock = 64;  // points
+constexpr int kRow = 64;    // channels of a row taken at a time
+constexpr int kMostTaps = 16;
+
+/// The taps of a block of points along one axis.
+template <typename A>
+struct Axis {
+    int32_t index[4][kBlock];  // -1 outside
+    A weight[4][kBlock], slope[4][kBlock];
+    bool inside;  // all of them
+};
+
+/// Where positions lie after padding, as `padded` says, for finite ones of moderate size.
+template <typename A>
+void pad(const A* from, A* to, A* sign, int n, A size, Padding padding, bool align_corners) {
+    const A low = align_corners ? A(0) : A(-0.5), span = align_corners ? size - 1 : size;
+    const A last = size - 1;
+    if (padding == Padding::kReflection && span > 0) {
+        for (int i = 0; i < n; ++i) {
+            const A x = fabs(from[i] - low), lengths = floor(x / span);
+            A rest = x - lengths * span;
+            rest = rest < 0 ? rest + span : rest;
+            const bool odd = lengths != 2 * floor(lengths / 2);
+            const A at = (odd ? span - rest : rest) + low;
+            const A way = (from[i] - low < 0) != odd ? A(-1) : A(1);
+            sign[i] = (at > 0) & (at < last) ? way : A(0);
+            to[i] = at > 0 ? (at < last ? at : last) : A(0);
+        }
+    } else if (padding != Padding::kZeros) {
+        for (int i = 0; i < n; ++i) {
+            const A x = from[i];
+            sign[i] = (x > 0) & (x < last) ? A(1) : A(0);
+            to[i] = x > 0 ? (x < last ? x : last) : A(0);
+        }
+    } else {
+        for (int i = 0; i < n; ++i) to[i] = from[i], sign[i] = 1;
+    }
+}
+
+/// `Taps::of` for n coordinates, in vectors where all are of moderate size.
+template <int kTaps, typename A>
+void find_taps(const A* x, int n, int size, Padding padding, bool align_corners, bool slopes,
+               Axis<A>& axis) {
+    const A most = std::min(A(1 << 30) / A(size), A(1 << 20));
+    int strange = 0, outside = 0;
+    for (int i = 0; i < n; ++i) strange |= !(fabs(x[i]) < most);
+    if (strange) {
+        for (int i = 0; i < n; ++i) {
+            using T = Taps<A, kTaps>;
+            const T taps = slopes ? T::template of<true>(x[i], size, padding, align_corners)
+                                  : T::template of<false>(x[i], size, padding, align_corners);
+            for (int k = 0; k < kTaps; ++k) {
+                axis.index[k][i] = taps.index[k], axis.weight[k][i] = taps.weight[k];
+                if (slopes) axis.slope[k][i] = taps.slope[k];
+                outside |= taps.index[k] < 0;
+            }
+        }
+        axis.inside = !outside;
+        return;
+    }
+    A at[kBlock], sign[kBlock], moved[kBlock];
+    const A per_unit = pixels_per_unit(A(size), align_corners);
+    for (int i = 0; i < n; ++i) at[i] = unnormalized(x[i], A(size), align_corners);
+    const auto set_index = [&](int k, int i, int to) {
+        const bool out = (to < 0) | (to >= size);
+        axis.index[k][i] = out ? -1 : to;
+        outside |= out;
+    };
+    if constexpr (kTaps == 4) {
+        for (int i = 0; i < n; ++i) {
+            A weight[4], slope[4];
+            const A u = at[i] - floor(at[i]);
+            Taps<A, 4>::cubic(weight, u), Taps<A, 4>::cubic_slope(slope, u, per_unit);
+            for (int k = 0; k < 4; ++k) axis.weight[k][i] = weight[k], axis.slope[k][i] = slope[k];
+        }
+        for (int k = 0; k < 4; ++k) {
+            A whole[kBlock];
+            for (int i = 0; i < n; ++i) whole[i] = floor(at[i]) + (k - 1);
+            pad(whole, moved, sign, n, A(size), padding, align_corners);
+            for (int i = 0; i < n; ++i) set_index(k, i, int(moved[i]));
+        }
+    } else {
+        pad(at, moved, sign, n, A(size), padding, align_corners);
+        if constexpr (kTaps == 1) {
+            for (int i = 0; i < n; ++i) {
+                set_index(0, i, int(rint(moved[i])));
+                axis.weight[0][i] = 1, axis.slope[0][i] = 0;
+            }
+        } else {
+            for (int i = 0; i < n; ++i) {
+                const A first = floor(moved[i]);
+                axis.weight[0][i] = (first + 1) - moved[i], axis.weight[1][i] = moved[i] - first;
+                set_index(0, i, int(first)), set_index(1, i, int(first) + 1);
+            }
+            if (slopes)
+                for (int i = 0; i < n; ++i)
+                    axis.slope[0][i] = -per_unit * sign[i], axis.slope[1][i] = per_unit * sign[i];
+        }
+    }
+    axis.inside = !outside;
+}
+
+/// Values of `count` points from point `first` on.
+template <typename T, typename A>
+void read_points(const T* from, const PointsView& view, int64_t first, int count, A* to) {
+    for (int i = 0; i < count;) {
+        const int64_t p = first + i;
+        const int run = int(std::min<int64_t>(count - i, view.count[1] - p % view.count[1]));
+        const T* row = from + view.at(p);
+        const int64_t stride = view.stride[2];
+        const auto copy = [&](auto step) {
+            for (int j = 0; j < run; ++j) to[i + j] = A(load(row[j * step]));
+        };
+        if (stride == 1)
+            copy(std::integral_constant<int, 1>());
+        else if (stride == 2)
+            copy(std::integral_constant<int, 2>());
+        else if (stride == 3)
+            copy(std::integral_constant<int, 3>());
+        else
+            copy(stride);
+        i += run;
+    }
+}
+
+/// A block of points: their taps along each axis. z has one tap in two dimensions.
+template <typename A>
+struct Block {
+    const GridSampleParams& p;
+    int64_t image = 0, first = 0;
+    int count = 0, taps, outermost;
+    bool slopes, inside = false;
+    Axis<A> axis[3];
+
+    Block(const GridSampleParams& params, bool slopes)
+        : p(params), outermost(3 - params.D), slopes(slopes) {
+        taps = p.interpolation == Interpolation::kLinear    ? 2
+               : p.interpolation == Interpolation::kNearest ? 1
+                                                            : 4;
+        if (outermost == 0) return;
+        axis[0].inside = true;
+        std::fill_n(axis[0].index[0], kBlock, 0);
+        std::fill_n(axis[0].weight[0], kBlock, A(1));
+    }
+    int taps_of(int a) const { return a < outermost ? 1 : taps; }
+    int all_taps() const { return taps_of(0) * taps * taps; }
+
+    void begin(int64_t b, int64_t point) {
+        image = b, first = point, count = int(std::min<int64_t>(kBlock, p.P - point));
+    }
+    /// `what` at the points: 0 for z, 1 for y, 2 for x.
+    void coordinates(const void* grid, const PointsView& view, const int64_t (&stride)[2], int a,
+                     A* to) const {
+        dispatch(p.grid_dtype, [&](auto element) {
+            using G = decltype(element);
+            read_points(static_cast<const G*>(grid) + image * stride[0] + (2 - a) * stride[1], view,
+                        first, count, to);
+        });
+    }
+    void find(int a) {
+        A x[kBlock];
+        coordinates(p.grid, p.grid_points, p.grid_stride, a, x);
+        const auto run = [&](auto number) {
+            find_taps<decltype(number)::value>(x, count, p.size[a], p.padding, p.align_corners,
+                                               slopes, axis[a]);
+        };
+        if (taps == 1)
+            run(std::integral_constant<int, 1>());
+        else if (taps == 2)
+            run(std::integral_constant<int, 2>());
+        else
+            run(std::integral_constant<int, 4>());
+    }
+    void find_all() {
+        for (int a = outermost; a < 3; ++a) find(a);
+    }
+    /// Forgets taps outside of [begin, end) of the slowest axis; whether any are left.
+    bool keep(int64_t begin, int64_t end) {
+        Axis<A>& slow = axis[outermost];
+        int left = 0, gone = 0;
+        for (int k = 0; k < taps; ++k)
+            for (int i = 0; i < count; ++i) {
+                const int at = slow.index[k][i];
+                const bool out = (at < begin) | (at >= end);
+                slow.index[k][i] = out ? -1 : at;
+                gone |= out, left |= !out;
+            }
+        slow.inside &= !gone;
+        return left;
+    }
+    /// Each tap's place in a tensor; -1 outside.
+    template <typename I>
+    void offsets(const int64_t (&stride)[5], I (*to)[kBlock]) {
+        inside = axis[0].inside & axis[1].inside & axis[2].inside;
+        const I sz = I(stride[2]), sy = I(stride[3]), sx = I(stride[4]);
+        for (int z = 0; z < taps_of(0); ++z)
+            for (int y = 0; y < taps; ++y)
+                for (int x = 0; x < taps; ++x, ++to) {
+                    const int32_t *iz = axis[0].index[z], *iy = axis[1].index[y],
+                                  *ix = axis[2].index[x];
+                    I* at = *to;
+                    if (inside)
+                        for (int i = 0; i < count; ++i)
+                            at[i] = iz[i] * sz + iy[i] * sy + ix[i] * sx;
+                    else
+                        for (int i = 0; i < count; ++i)
+                            at[i] = (iz[i] | iy[i] | ix[i]) < 0
+                                        ? I(-1)
+                                        : iz[i] * sz + iy[i] * sy + ix[i] * sx;
+                }
+    }
+    /// Adds to each tap's weight, in which the axes of `derived` (bits) are differentiated.
+    void weights(int derived, const A* factor, bool add, A (*to)[kBlock]) const {
+        const auto along = [&](int a, int k) {
+            return derived >> a & 1 ? axis[a].slope[k] : axis[a].weight[k];
+        };
+        for (int z = 0; z < taps_of(0); ++z)
+            for (int y = 0; y < taps; ++y)
+                for (int x = 0; x < taps; ++x, ++to) {
+                    const A *wz = along(0, z), *wy = along(1, y), *wx = along(2, x);
+                    A* w = *to;
+                    if (!factor)
+                        for (int i = 0; i < count; ++i) w[i] = wz[i] * wy[i] * wx[i];
+                    else if (!add)
+                        for (int i = 0; i < count; ++i) w[i] = factor[i] * wz[i] * wy[i] * wx[i];
+                    else
+                        for (int i = 0; i < count; ++i) w[i] += factor[i] * wz[i] * wy[i] * wx[i];
+                }
+    }
+};
+
+/// An image that is sampled, or to which is added.
+struct Field {
+    void* data;  // null: none
+    int64_t stride[5];
+    bool rows;
+};
+
+bool has_rows(const GridSampleParams& p, const int64_t (&stride)[5]) {
+    return p.C >= 4 && stride[1] == 1;
+}
+
+int64_t pixels(const GridSampleParams& p) { return int64_t(p.size[0]) * p.size[1] * p.size[2]; }
+
+int64_t taps(const GridSampleParams& p) {
+    const int64_t each = p.interpolation == Interpolation::kLinear    ? 2
+                         : p.interpolation == Interpolation::kNearest ? 1
+                                                                      : 4;
+    return each * each * (p.D == 3 ? each : 1);
+}
+
+/// What is done, in which order, by how many.
+struct Plan {
+    enum Step { kCopy, kPoints, kScatter, kRound };
+    Step steps[4];
+    int count = 0;
+    bool copy, sum;          // fields are copied to rows; the gradient is summed in scratch memory
+    bool fused;              // the scattering step does all
+    int64_t pieces;          // of the points, of copies
+    int64_t shares, splits;  // of the scattering: images are shared, and each is split
+    bool by_channel;
+    int64_t field_bytes;
+    Field input, upstream, target;
+
+    explicit Plan(const GridSampleParams& p) {
+        const bool exact = p.dtype == DType::kFloat || p.dtype == DType::kDouble;
+        const int64_t element = p.dtype == DType::kDouble ? 8 : 4, V = pixels(p),
+                      all = p.B * p.C * V;
+        const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = 1 << 14;
+        field_bytes = (all * element + 63) / 64 * 64;
+        input = field(p.input, p.input_stride, p);
+        upstream = field(p.to_grad_input, p.to_grad_input_stride, p);
+        target = field(p.grad_input, p.grad_input_stride, p);
+        const bool dense = p.P * taps(p) >= 2 * V && work > fair;
+        const bool reads_input = !p.grad_out || p.grad_grid || (p.to_grad_grid && p.out);
+        const bool reads = reads_input || (p.to_grad_input && p.out);
+        copy = reads && dense && p.C >= 4 && !(input.rows && (!upstream.data || upstream.rows));
+        sum = p.grad_input && (!exact || (dense && p.C >= 4 && !target.rows));
+        if (!copy && upstream.data) input.rows = upstream.rows = input.rows && upstream.rows;
+        char* memory = static_cast<char*>(p.scratch);
+        if (copy) {
+            set_rows(p, input, memory), memory += field_bytes;
+            if (upstream.data) set_rows(p, upstream, memory), memory += field_bytes;
+        }
+        if (sum) set_rows(p, target, memory);
+        pieces = std::clamp<int64_t>(work / fair, 1, p.threads);
+        const bool points = p.out || p.grad_grid;
+        fused = true, shares = 1, splits = 1, by_channel = true;
+        if (p.grad_input) {
+            const int64_t want = std::clamp<int64_t>((work + all) / fair, 1, p.threads);
+            if (want > 1) {
+                shares = p.B >= 4 * want ? want : p.B;
+                splits = p.B >= 4 * want ? 1 : want / std::gcd(p.B, want);
+            }
+            const int64_t units = target.rows ? ceil_div(p.C, 16) : p.C;
+            by_channel = units % splits == 0 || units >= 4 * splits;
+            if (!by_channel) splits = std::min<int64_t>(splits, p.size[3 - p.D]);
+            fused = splits == 1;
+        }
+        if (copy) steps[count++] = kCopy;
+        if (points && !(p.grad_input && fused)) steps[count++] = kPoints;
+        if (p.grad_input) steps[count++] = kScatter;
+        if (sum) steps[count++] = kRound;
+    }
+
+    static Field field(const void* data, const int64_t (&stride)[5], const GridSampleParams& p) {
+        Field f{const_cast<void*>(data), {}, has_rows(p, stride)};
+        std::copy_n(stride, 5, f.stride);
+        return f;
+    }
+    static void set_rows(const GridSampleParams& p, Field& f, void* memory) {
+        f.data = memory, f.rows = p.C >= 4;
+        if (f.rows) {
+            f.stride[1] = 1, f.stride[4] = p.C;
+        } else {
+            f.stride[4] = 1, f.stride[1] = pixels(p);
+        }
+        f.stride[3] = f.stride[4] * p.size[2], f.stride[2] = f.stride[3] * p.size[1];
+        f.stride[0] = p.C * pixels(p);
+    }
+    int64_t scratch() const {
+        return field_bytes * ((copy ? 1 + (upstream.data != nullptr) : 0) + sum);
+    }
+    int64_t items(const GridSampleParams& p) const {
+        if (p.phase >= count) return 0;
+        switch (steps[p.phase]) {
+            case kPoints: return pieces;
+            case kScatter: return shares * splits;
+            default: return std::min<int64_t>(p.threads, ceil_div(p.B * p.C * pixels(p), 1 << 14));
+        }
+    }
+};
+
+/// The largest offset within one channel of an image fits 32 bits.
+bool is_small(const GridSampleParams& p, const Field& f) {
+    int64_t last = 0;
+    for (int a = 0; a < 3; ++a) last += (p.size[a] - 1) * f.stride[2 + a];
+    return last <= 0x7fffffff;
+}
+
+/// L neighbouring values.
+template <typename A, int L>
+struct Lanes {
+    typedef A type __attribute__((vector_size(L * sizeof(A)), aligned(sizeof(A))));
+};
+
+template <int L, typename T>
+typename Lanes<Acc<T>, L>::type load_lanes(const T* from) {
+    typename Lanes<Acc<T>, L>::type to;
+    Acc<T> values[L];
+    for (int l = 0; l < L; ++l) values[l] = load(from[l]);
+    memcpy(&to, values, sizeof(to));
+    return to;
+}
+
+/// Calls `body` with pieces of a row: V vectors of L channels each, from channel c on.
+template <typename Body>
+void each_piece(int64_t begin, int64_t end, const Body& body) {
+    using std::integral_constant;
+    int64_t c = begin;
+    for (; c + 64 <= end; c += 64)
+        body(integral_constant<int, 16>(), integral_constant<int, 4>(), c);
+    for (; c + 16 <= end; c += 16)
+        body(integral_constant<int, 16>(), integral_constant<int, 1>(), c);
+    for (; c + 4 <= end; c += 4) body(integral_constant<int, 4>(), integral_constant<int, 1>(), c);
+    for (; c < end; ++c) body(integral_constant<int, 1>(), integral_constant<int, 1>(), c);
+}
+
+/// All steps for elements T of grad_out and out, and E of the fields that are sampled.
+template <typename T, typename E>
+class Steps {
+    using A = Acc<T>;
+    using Weights = A (*)[kBlock];
+    const GridSampleParams& p;
+    const Plan& plan;
+    Block<A> block;
+    int M;  // taps of a point
+    int64_t wide[kMostTaps][kBlock];
+    int32_t narrow[kMostTaps][kBlock];
+    A weight[kMostTaps][kBlock], along[3][kMostTaps][kBlock], dots[kMostTaps][kBlock];
+    A tile[kBlock][kRow];
+    A values[kBlock], to_grid[3][kBlock];
+
+    /// acc += or dots = sums over the taps, of one channel of the block's points.
+    template <typename I>
+    void sample_plane(const E* in, const I (*at)[kBlock], const A (*w)[kBlock], A* acc) {
+        const int n = block.count;
+        for (int m = 0; m < M; ++m) {
+            const I* o = at[m];
+            const A* share = w[m];
+            if (block.inside)
+                for (int i = 0; i < n; ++i) acc[i] += share[i] * load(in[o[i]]);
+            else
+                for (int i = 0; i < n; ++i) {
+                    const A x = load(in[o[i] < 0 ? 0 : o[i]]);
+                    acc[i] += o[i] < 0 ? A(0) : share[i] * x;
+                }
+        }
+    }
+    template <typename I>
+    void dot_plane(const E* in, const I (*at)[kBlock], const A* g) {
+        const int n = block.count;
+        for (int m = 0; m < M; ++m) {
+            const I* o = at[m];
+            A* sum = dots[m];
+            if (block.inside)
+                for (int i = 0; i < n; ++i) sum[i] += g[i] * load(in[o[i]]);
+            else
+                for (int i = 0; i < n; ++i) {
+                    const A x = load(in[o[i] < 0 ? 0 : o[i]]);
+                    sum[i] += o[i] < 0 ? A(0) : g[i] * x;
+                }
+        }
+    }
+    /// Calls `body` with the taps' offsets in a field, of 32 bits where that will do.
+    template <typename Body>
+    void with_offsets(const Field& f, const Body& body) {
+        if (is_small(p, f)) {
+            block.offsets(f.stride, narrow);
+            body(narrow);
+        } else {
+            block.offsets(f.stride, wide);
+            body(wide);
+        }
+    }
+
+    const E* image(const Field& f) const {
+        return static_cast<const E*>(f.data) + block.image * f.stride[0];
+    }
+    const T* grad_out(int64_t c) const {
+        return static_cast<const T*>(p.grad_out) + block.image * p.grad_out_stride[0] +
+               c * p.grad_out_stride[1];
+    }
+    T* out(int64_t c) const {
+        return static_cast<T*>(p.out) + (block.image * p.C + c) * p.P + block.first;
+    }
+    /// grad_out of channels [c, c + count) as rows of the tile.
+    void read_tile(int64_t c, int count) {
+        if (p.grad_out_stride[1] == 1 && count > 1) {
+            for (int i = 0; i < block.count; ++i) {
+                const T* row = grad_out(c) + p.grad_out_points.at(block.first + i);
+                for (int k = 0; k < count; ++k) tile[i][k] = load(row[k]);
+            }
+            return;
+        }
+        for (int k = 0; k < count; ++k) {
+            read_points(grad_out(c + k), p.grad_out_points, block.first, block.count, values);
+            for (int i = 0; i < block.count; ++i) tile[i][k] = values[i];
+        }
+    }
+
+    /// out = the sum over the fields' taps by these weights.
+    struct Term {
+        const Field* field;
+        const A (*weight)[kBlock];
+    };
+    void sample(std::initializer_list<Term> terms) {
+        if (!terms.begin()->field->rows) {
+            for (int64_t c = 0; c < p.C; ++c) {
+                std::fill_n(values, block.count, A(0));
+                for (const Term& term : terms) {
+                    const auto run = [&](const auto* at) {
+                        sample_plane(image(*term.field) + c * term.field->stride[1], at,
+                                     term.weight, values);
+                    };
+                    if (c == 0 || terms.size() > 1)
+                        with_offsets(*term.field, run);
+                    else if (is_small(p, *term.field))
+                        run(narrow);
+                    else
+                        run(wide);
+                }
+                T* to = out(c);
+                for (int i = 0; i < block.count; ++i) to[i] = store<T>(values[i]);
+            }
+            return;
+        }
+        bool found = false;
+        each_piece(0, p.C, [&](auto lanes, auto vectors, int64_t c) {
+            constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
+            bool add = false;
+            for (const Term& term : terms) {
+                if (!found || terms.size() > 1) block.offsets(term.field->stride, wide);
+                found = true;
+                sample_rows<L, V>(image(*term.field) + c, term.weight, add);
+                add = true;
+            }
+            for (int k = 0; k < L * V; ++k) {
+                T* to = out(c + k);
+                for (int i = 0; i < block.count; ++i) to[i] = store<T>(tile[i][k]);
+            }
+        });
+    }
+    template <int L, int V>
+    void sample_rows(const E* in, const A (*w)[kBlock], bool add) {
+        for (int i = 0; i < block.count; ++i) {
+            typename Lanes<A, L>::type sum[V] = {};
+            if (add) memcpy(sum, tile[i], sizeof(sum));
+            for (int m = 0; m < M; ++m) {
+                const int64_t at = wide[m][i];
+                if (at < 0) continue;
+                for (int v = 0; v < V; ++v) sum[v] += w[m][i] * load_lanes<L>(in + at + v * L);
+            }
+            memcpy(tile[i], sum, sizeof(sum));
+        }
+    }
+
+    /// to_grid[d] += sum over channels and taps of grad_out * weight[d] * field.
+    void differentiate(const Field& f, const A (*w)[kMostTaps][kBlock]) {
+        if (!f.rows) {
+            for (int m = 0; m < M; ++m) std::fill_n(dots[m], block.count, A(0));
+            with_offsets(f, [&](const auto* at) {
+                for (int64_t c = 0; c < p.C; ++c) {
+                    read_points(grad_out(c), p.grad_out_points, block.first, block.count, values);
+                    dot_plane(image(f) + c * f.stride[1], at, values);
+                }
+            });
+            for (int d = 0; d < p.D; ++d)
+                for (int m = 0; m < M; ++m)
+                    for (int i = 0; i < block.count; ++i) to_grid[d][i] += w[d][m][i] * dots[m][i];
+            return;
+        }
+        block.offsets(f.stride, wide);
+        each_piece(0, p.C, [&](auto lanes, auto vectors, int64_t c) {
+            constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
+            read_tile(c, L * V);
+            for (int v = 0; v < V; ++v) {
+                if (p.D == 2)
+                    differentiate_rows<L, 2>(image(f) + c + v * L, v * L, w);
+                else
+                    differentiate_rows<L, 3>(image(f) + c + v * L, v * L, w);
+            }
+        });
+    }
+    template <int L, int D>
+    void differentiate_rows(const E* in, int column, const A (*w)[kMostTaps][kBlock]) {
+        for (int i = 0; i < block.count; ++i) {
+            typename Lanes<A, L>::type sum[D] = {}, g;
+            for (int m = 0; m < M; ++m) {
+                const int64_t at = wide[m][i];
+                if (at < 0) continue;
+                const auto x = load_lanes<L>(in + at);
+                for (int d = 0; d < D; ++d) sum[d] += w[d][m][i] * x;
+            }
+            memcpy(&g, tile[i] + column, sizeof(g));
+            for (int d = 0; d < D; ++d) {
+                const auto product = sum[d] * g;
+                A total = 0;
+                for (int l = 0; l < L; ++l) total += product[l];
+                to_grid[d][i] += total;
+            }
+        }
+    }
+
+    /// Adds weight * grad_out to the pixels of channels [begin, end) of the target.
+    void scatter(int64_t begin, int64_t end) {
+        const Field& f = plan.target;
+        A* to = static_cast<A*>(f.data) + block.image * f.stride[0];
+        block.offsets(f.stride, wide);
+        if (!f.rows) {
+            for (int64_t c = begin; c < end; ++c) {
+                read_points(grad_out(c), p.grad_out_points, block.first, block.count, values);
+                A* plane = to + c * f.stride[1];
+                switch (M) {
+                    case 1: scatter_plane<1>(plane); break;
+                    case 4: scatter_plane<4>(plane); break;
+                    case 8: scatter_plane<8>(plane); break;
+                    default: scatter_plane<16>(plane);
+                }
+            }
+            return;
+        }
+        each_piece(begin, end, [&](auto lanes, auto vectors, int64_t c) {
+            constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
+            read_tile(c, L * V);
+            for (int i = 0; i < block.count; ++i) {
+                typename Lanes<A, L>::type g[V];
+                memcpy(g, tile[i], sizeof(g));
+                for (int m = 0; m < M; ++m) {
+                    const int64_t at = wide[m][i];
+                    if (at < 0) continue;
+                    for (int v = 0; v < V; ++v) {
+                        typename Lanes<A, L>::type x;
+                        memcpy(&x, to + c + at + v * L, sizeof(x));
+                        x += weight[m][i] * g[v];
+                        memcpy(to + c + at + v * L, &x, sizeof(x));
+                    }
+                }
+            }
+        });
+    }
+    template <int kM>
+    void scatter_plane(A* to) {
+        const bool inside = block.inside;
+        for (int i = 0; i < block.count; ++i)
+            for (int m = 0; m < kM; ++m) {
+                const int64_t at = wide[m][i];
+                if (inside || at >= 0) to[at] += weight[m][i] * values[i];
+            }
+    }
+
+    /// Weights of a directional derivative; `direction` is what arrives for grad_grid.
+    void directional(Weights to, A (*direction)[kBlock]) {
+        for (int a = block.outermost; a < 3; ++a) {
+            block.coordinates(p.to_grad_grid, p.to_grad_grid_points, p.to_grad_grid_stride, a,
+                              direction[a]);
+            block.weights(1 << a, direction[a], a > block.outermost, to);
+        }
+    }
+    void write_grid() {
+        dispatch(p.grid_dtype, [&](auto element) {
+            using G = decltype(element);
+            G* to = static_cast<G*>(p.grad_grid) + (block.image * p.P + block.first) * p.D;
+            for (int i = 0; i < block.count; ++i)
+                for (int d = 0; d < p.D; ++d) to[i * p.D + d] = store<G>(Acc<G>(to_grid[d][i]));
+        });
+    }
+    /// What is wanted at the block's points.
+    void run_points() {
+        if (!p.grad_out) {
+            block.weights(0, nullptr, false, weight);
+            return sample({{&plan.input, weight}});
+        }
+        if (p.grad_grid) std::fill_n(to_grid[0], 3 * kBlock, A(0));
+        if (!p.to_grad_input && !p.to_grad_grid) {
+            if (!p.grad_grid) return;
+            for (int d = 0; d < p.D; ++d) block.weights(1 << (2 - d), nullptr, false, along[d]);
+            differentiate(plan.input, along);
+            return write_grid();
+        }
+        A direction[3][kBlock], slanted[kMostTaps][kBlock];
+        if (p.to_grad_grid) directional(slanted, direction);
+        if (p.out) {
+            block.weights(0, nullptr, false, weight);
+            if (!p.to_grad_grid)
+                sample({{&plan.upstream, weight}});
+            else if (!p.to_grad_input)
+                sample({{&plan.input, slanted}});
+            else
+                sample({{&plan.upstream, weight}, {&plan.input, slanted}});
+        }
+        if (!p.grad_grid) return;
+        if (p.to_grad_input) {
+            for (int d = 0; d < p.D; ++d) block.weights(1 << (2 - d), nullptr, false, along[d]);
+            differentiate(plan.upstream, along);
+        }
+        if (p.to_grad_grid) {
+            for (int d = 0; d < p.D; ++d) {
+                bool add = false;
+                for (int a = block.outermost; a < 3; ++a) {
+                    if (a == 2 - d) continue;  // linear along an axis: no second derivative
+                    block.weights(1 << a | 1 << (2 - d), direction[a], add, along[d]);
+                    add = true;
+                }
+            }
+            differentiate(plan.input, along);
+        }
+        write_grid();
+    }
+    void clear(int64_t b, const int64_t (&begin)[4], const int64_t (&end)[4]) {
+        // Axes c, z, y, x, the innermost last.
+        int order[4] = {0, 1, 2, 3};
+        const int64_t* stride = plan.target.stride + 1;
+        std::stable_sort(order, order + 4, [&](int i, int j) { return stride[i] > stride[j]; });
+        A* to = static_cast<A*>(plan.target.data) + b * plan.target.stride[0];
+        const auto [i, j, k, l] = order;
+        for (int64_t q = begin[i]; q < end[i]; ++q)
+            for (int64_t r = begin[j]; r < end[j]; ++r)
+                for (int64_t s = begin[k]; s < end[k]; ++s) {
+                    A* row = to + q * stride[i] + r * stride[j] + s * stride[k];
+                    if (stride[l] == 1)
+                        std::fill(row + begin[l], row + end[l], A(0));
+                    else
+                        for (int64_t t = begin[l]; t < end[l]; ++t) row[t * stride[l]] = 0;
+                }
+    }
+
+  public:
+    Steps(const GridSampleParams& params, const Plan& plan)
+        : p(params), plan(plan), block(params, params.grad_out != nullptr), M(block.all_taps()) {}
+
+    void points(int64_t begin, int64_t end) {
+        const int64_t blocks = ceil_div(p.P, kBlock), all = p.B * blocks;
+        const int64_t last = all * end / plan.pieces;
+        for (int64_t i = all * begin / plan.pieces; i < last; ++i) {
+            block.begin(i / blocks, i % blocks * kBlock);
+            block.find_all();
+            run_points();
+        }
+    }
+    void scatter_items(int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; ++item) {
+            const int64_t share = item / plan.splits, split = item % plan.splits;
+            for (int64_t b = p.B * share / plan.shares; b < p.B * (share + 1) / plan.shares; ++b)
+                scatter_part(b, split);
+        }
+    }
+    void scatter_part(int64_t b, int64_t split) {
+        int64_t begin[4] = {0, 0, 0, 0}, end[4] = {p.C, p.size[0], p.size[1], p.size[2]};
+        const int axis = plan.by_channel ? 0 : 1 + block.outermost;
+        const int64_t unit = plan.by_channel && plan.target.rows ? 16 : 1;
+        const int64_t units = ceil_div(end[axis], unit), size = end[axis];
+        begin[axis] = units * split / plan.splits * unit;
+        end[axis] = std::min(units * (split + 1) / plan.splits * unit, size);
+        clear(b, begin, end);
+        for (int64_t first = 0; first < p.P; first += kBlock) {
+            block.begin(b, first);
+            if (!plan.by_channel && plan.splits > 1) {
+                block.find(block.outermost);
+                if (!block.keep(begin[axis], end[axis])) continue;
+                for (int a = block.outermost + 1; a < 3; ++a) block.find(a);
+            } else {
+                block.find_all();
+            }
+            if (plan.fused && (p.out || p.grad_grid)) run_points();
+            if (p.to_grad_input || p.to_grad_grid) {
+                A direction[3][kBlock];
+                if (p.to_grad_grid)
+                    directional(weight, direction);
+                else
+                    for (int m = 0; m < M; ++m) std::fill_n(weight[m], block.count, A(0));
+            } else {
+                block.weights(0, nullptr, false, weight);
+            }
+            scatter(begin[0], end[0]);
+        }
+    }
+};
+
+/// Images [.., c, z, y, x] copied line by line to other strides and another type.
+template <typename From, typename To>
+void copy_lines(const GridSampleParams& p, const Field& from, const Field& to, int64_t begin,
+                int64_t end, int64_t items) {
+    constexpr int64_t kTile = 16;
+    const int64_t lines = p.B * p.size[0] * p.size[1], W = p.size[2];
+    for (int64_t line = lines * begin / items; line < lines * end / items; ++line) {
+        const int64_t y = line % p.size[1], z = line / p.size[1] % p.size[0];
+        const int64_t b = line / p.size[1] / p.size[0];
+        const From* in = static_cast<const From*>(from.data) + b * from.stride[0] +
+                         z * from.stride[2] + y * from.stride[3];
+        To* out =
+            static_cast<To*>(to.data) + b * to.stride[0] + z * to.stride[2] + y * to.stride[3];
+        for (int64_t x = 0; x < W; x += kTile)
+            for (int64_t c = 0; c < p.C; c += kTile) {
+                const int64_t right = std::min(W, x + kTile), top = std::min(p.C, c + kTile);
+                const auto one = [&](int64_t i, int64_t k) {
+                    out[i * to.stride[4] + k * to.stride[1]] =
+                        store<To>(load(in[i * from.stride[4] + k * from.stride[1]]));
+                };
+                if (to.stride[1] == 1)
+                    for (int64_t i = x; i < right; ++i)
+                        for (int64_t k = c; k < top; ++k) one(i, k);
+                else
+                    for (int64_t k = c; k < top; ++k)
+                        for (int64_t i = x; i < right; ++i) one(i, k);
+            }
+    }
+}
+
+template <typename T>
+void run(const GridSampleParams& p, int64_t begin, int64_t end) {
+    using A = Acc<T>;
+    const Plan plan(p);
+    const int64_t items = plan.items(p);
+    switch (plan.steps[p.phase]) {
+        case Plan::kCopy:
+            copy_lines<T, A>(p, Plan::field(p.input, p.input_stride, p), plan.input, begin, end,
+                             items);
+            if (plan.upstream.data)
+                copy_lines<T, A>(p, Plan::field(p.to_grad_input, p.to_grad_input_stride, p),
+                                 plan.upstream, begin, end, items);
+            return;
+        case Plan::kRound:
+            return copy_lines<A, T>(p, plan.target,
+                                    Plan::field(p.grad_input, p.grad_input_stride, p), begin, end,
+                                    items);
+        default: {
+            const auto work = [&](auto&& steps) {
+                if (plan.steps[p.phase] == Plan::kPoints)
+                    steps.points(begin, end);
+                else
+                    steps.scatter_items(begin, end);
+            };
+            if (plan.copy)
+                work(Steps<T, A>(p, plan));
+            else
+                work(Steps<T, T>(p, plan));
+        }
+    }
+}
+
+}  // namespace
+
+int64_t grid_sample_scratch_cpu(const GridSampleParams* p) { return Plan(*p).scratch(); }
+
+int64_t grid_sample_items_cpu(const GridSampleParams* p) { return Plan(*p).items(*p); }
+
+void grid_sample_cpu(const GridSampleParams* p, int64_t begin, int64_t end) {
+    dispatch(p->dtype, [&](auto element) { run<decltype(element)>(*p, begin, end); });
+}

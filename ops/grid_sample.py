@@ -1,0 +1,436 @@
+"""Images and volumes sampled at points: `torch.nn.functional.grid_sample`, and where it stops."""
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from loader.jit.operator import check_fake, check_tensors, differentiable, fake, library, registered
+
+_MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+_forward, _backward = library("grid_sample"), registered("grid_sample_backward")
+_backward_backward = registered("grid_sample_backward_backward")
+
+
+def grid_sample(
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Tensor:
+    """Sample an image or a volume at the points of a grid, as torch.nn.functional.grid_sample does.
+
+    Args:
+        input: (N, C, H, W) or (N, C, D, H, W) float32, float64, float16 or bfloat16, on the CPU or
+            a CUDA device, any strides; fastest with channels last.
+        grid: (N, H_out, W_out, 2) or (N, D_out, H_out, W_out, 3), any of these dtypes whatever that
+            of `input`, same device, any strides. A point is (x, y) or (x, y, z), -1 and 1 being the
+            borders of the last, the last but one and the first axis of an image.
+        mode: "bilinear", of a volume trilinear; "nearest"; or "bicubic", of an image only.
+        padding_mode: what lies outside: "zeros"; "border", the nearest pixel; "reflection", the
+            image mirrored at its borders.
+        align_corners: whether -1 and 1 are the centres of the outermost pixels, or (False, as is
+            None) their outer edges.
+
+    Returns:
+        (N, C, H_out, W_out) or (N, C, D_out, H_out, W_out), contiguous, dtype and device of
+        `input`; computed in float32 (float64 for float64). Differentiable in both arguments, twice
+        and more. Coordinates may be NaN, infinite and huge. Results are deterministic on the CPU;
+        on a GPU the gradient to `input` is where torch.use_deterministic_algorithms says so.
+        Under torch.autocast dtypes are promoted as PyTorch's own operator does it.
+
+    Raises:
+        TypeError: `input` or `grid` is no tensor.
+        ValueError: `mode` or `padding_mode` is none of the above.
+        RuntimeError: a shape, a dtype, a layout or a device does not fit; the message says which.
+        loader.BuildError: the operator could not be compiled.
+
+    Source: `grid_sample_reference`; bicubic: Keys (1981), with a = -0.75.
+    """
+    check_tensors("grid_sample", input=input, grid=grid)
+    options = _codes(mode, padding_mode, align_corners)
+    if torch.is_autocast_enabled(input.device.type):
+        input, grid = _autocast(input, grid)
+    return _grid_sample(input, grid, *options)
+
+
+def grid_sample_fw(
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Tensor:
+    """The forward kernels alone: as `grid_sample`, without gradients and autocast."""
+    check_tensors("grid_sample", input=input, grid=grid)
+    with torch.no_grad():
+        return _forward(input, grid, *_codes(mode, padding_mode, align_corners))
+
+
+def grid_sample_bw(
+    grad_out: Tensor,
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+    output_mask: tuple[bool, bool] = (True, False),
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The backward kernels alone: gradients of sum(grad_out * grid_sample(input, grid, ...)).
+
+    Args:
+        grad_out: shape of the output, dtype and device of `input`, any strides.
+        input, grid, mode, padding_mode, align_corners: as in the forward.
+        output_mask: which gradients to compute, of input and of grid.
+
+    Returns:
+        grad_input, or grad_grid in the dtype of `grid`, or both as a tuple, as `output_mask` says.
+    """
+    check_tensors("grid_sample", grad_out=grad_out, input=input, grid=grid)
+    options = _codes(mode, padding_mode, align_corners)
+    if len(output_mask) != 2 or not any(output_mask):
+        raise ValueError(
+            "grid_sample: output_mask must be two flags, for input and grid, "
+            f"at least one of them set, got {output_mask}"
+        )
+    with torch.no_grad():
+        both = _backward(grad_out, input, grid, *options, *map(bool, output_mask), _deterministic())
+    return both if all(output_mask) else both[0 if output_mask[0] else 1]
+
+
+def grid_sample_reference(
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Tensor:
+    """The same in plain PyTorch, tap by tap; 16-bit dtypes are computed in float32."""
+    work = torch.promote_types(input.dtype, torch.float32)
+    sizes = input.shape[2:]
+    pixels, points = input.to(work).flatten(2), grid.to(work).flatten(1, -2)
+    axes = [
+        _taps(points[..., -1 - axis], size, mode, padding_mode, bool(align_corners))
+        for axis, size in enumerate(sizes)
+    ]
+    out = 0
+    for taps in product(*(taps for taps, _ in axes)):
+        at, weight, inside = 0, 1, True
+        for (position, share), size in zip(taps, sizes, strict=True):
+            within = (position >= 0) & (position < size)
+            at = at * size + torch.where(within, position, 0).long()
+            weight, inside = weight * share, inside & within
+        value = pixels.gather(2, at.unsqueeze(1).expand(-1, input.shape[1], -1))
+        out = out + torch.where(inside.unsqueeze(1), value * weight.unsqueeze(1), 0)
+    # Points without a place are given the first pixel, but are followed by no gradient.
+    placed = torch.stack([placed for _, placed in axes]).all(0).unsqueeze(1)
+    out = torch.where(placed, out, out.detach())
+    return out.to(input.dtype).view(*input.shape[:2], *grid.shape[1:-1])
+
+
+def _taps(x, size, mode, padding, align_corners):
+    """[(position, weight), ...] along an axis of the reference, and which coordinates have any."""
+    x = (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+    if padding == "zeros":
+        x = torch.where(x.isfinite(), x, -100.0)
+    if mode == "bicubic":
+        first = x.detach().floor()
+        taps = [
+            (
+                _padded(first + k, size, padding, align_corners)[0].nan_to_num(
+                    -1 if padding == "zeros" else 0
+                ),
+                _keys(x - (first + k)),
+            )
+            for k in range(-1, 3)
+        ]
+        return taps, torch.ones_like(x, dtype=torch.bool)
+    place, slope = _padded(x.detach(), size, padding, align_corners)
+    placed = ~place.isnan()
+    place = place.nan_to_num(0.0, float("inf"), float("-inf"))
+    if mode == "nearest":
+        return [(place.round(), 1 + 0 * torch.where(placed, x, 0))], placed
+    x = place + slope * torch.where(x.isfinite(), x - x.detach(), 0)
+    first = place.floor()
+    return [(first, first + 1 - x), (first + 1, x - first)], placed
+
+
+def _padded(x, size, padding, align_corners):
+    """A position along an axis moved into the image, and by how much it then moves with `x`."""
+    slope = torch.ones_like(x)
+    if padding == "reflection":
+        low, span = (0, size - 1) if align_corners else (-0.5, size)
+        if span == 0:
+            return torch.zeros_like(x), torch.zeros_like(x)
+        slope = torch.where(x < low, -1.0, 1.0).to(x.dtype)
+        x = (x - low).abs()
+        # Beyond the range of int each processor converts in its own way.
+        lengths, huge = x / span, x / span >= 2**31
+        odd = torch.where(huge, x.is_cuda, lengths.floor() % 2 == 1)
+        x = torch.where(odd, span - x.fmod(span), x.fmod(span)) + low
+        slope = torch.where(odd, -slope, slope)
+    if padding != "zeros":
+        slope = torch.where((x <= 0) | (x >= size - 1), 0, slope)
+        x = x.clamp(0, size - 1)
+    return x, slope
+
+
+def _keys(distance):
+    """Keys' cubic kernel."""
+    a, t = -0.75, distance.abs()
+    inner = ((a + 2) * t - (a + 3)) * t * t + 1
+    return torch.where(t <= 1, inner, ((a * t - 5 * a) * t + 8 * a) * t - 4 * a)
+
+
+def samples(device):
+    """Small arguments of `grid_sample`, for comparisons with the reference after an edit."""
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+
+    def pair(size, points, dtype=torch.float32, grid_dtype=torch.float32):
+        grid = torch.rand(size[0], *points, len(points), **make) * 2.6 - 1.3
+        return torch.randn(size, **make).to(dtype), grid.to(grid_dtype)
+
+    yield *pair((2, 3, 20, 33), (17, 19)), "bilinear", "zeros", False
+    image, grid = pair((1, 32, 40, 30), (30, 41))
+    yield image.to(memory_format=torch.channels_last), grid, "bilinear", "reflection", True
+    yield *pair((1, 5, 25, 35), (200, 3)), "bicubic", "border", False
+    yield *pair((2, 4, 13, 15, 17), (9, 11, 10)), "bilinear", "border", True
+    volume, grid = pair((1, 16, 11, 12, 13), (1, 20, 30), torch.float16)
+    yield volume.to(memory_format=torch.channels_last_3d), grid, "bilinear", "zeros", False
+    yield *pair((1, 7, 11, 12, 13), (2, 10, 30), torch.bfloat16), "nearest", "zeros", False
+    yield *pair((1, 2, 9, 8, 7), (1, 1, 300), torch.float64, torch.float64), "bilinear", "zeros"
+
+
+def benchmark(device):
+    """Arguments of a size worth timing."""
+    size, points = (128, 1 << 20) if torch.device(device).type == "cuda" else (64, 1 << 17)
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+    volume = torch.randn(1, 16, size, size, size, **make)
+    grid = torch.rand(1, 1, 1, points, 3, **make) * 2 - 1
+    return volume.to(memory_format=torch.channels_last_3d), grid
+
+
+def _codes(mode, padding_mode, align_corners) -> tuple[int, int, bool]:
+    """The options as `aten::grid_sampler_2d` numbers them."""
+    return (
+        _code("mode", mode, _MODES),
+        _code("padding_mode", padding_mode, _PADDINGS),
+        bool(align_corners),
+    )
+
+
+def _code(name, value, allowed) -> int:
+    if not isinstance(value, str) or value not in allowed:
+        first, second, third = map(repr, allowed)
+        raise ValueError(f"grid_sample: {name} must be {first}, {second} or {third}, got {value!r}")
+    return allowed.index(value)
+
+
+def _names(interpolation: int, padding: int, align_corners: bool):
+    return _MODES[interpolation], _PADDINGS[padding], align_corners
+
+
+def _deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _autocast(input, grid):
+    """PyTorch's rule: the widest of the two dtypes on CUDA, float32 on the CPU; no float64."""
+    eligible = [x.dtype for x in (input, grid) if x.dtype != torch.float64]
+    if input.device.type == "cpu":
+        wide = torch.float32
+    else:
+        wide = torch.get_autocast_dtype(input.device.type)
+        for dtype in eligible:
+            wide = torch.promote_types(wide, dtype)
+    return (x if x.dtype == torch.float64 else x.to(wide) for x in (input, grid))
+
+
+def _fake(input, grid, interpolation, padding, align_corners):
+    check_fake("grid_sample", input=input, grid=grid)
+    dims, shapes = input.dim(), f"input {tuple(input.shape)} and grid {tuple(grid.shape)}"
+    torch._check(
+        dims in (4, 5) and grid.dim() == dims and grid.shape[-1] == dims - 2,
+        lambda: (
+            "grid_sample: shapes must be (N, C, H, W) and (N, H_out, W_out, 2), or "
+            f"(N, C, D, H, W) and (N, D_out, H_out, W_out, 3), got {shapes}"
+        ),
+    )
+    torch._check(
+        grid.shape[0] == input.shape[0],
+        lambda: f"grid_sample: grid must have the batch size of input, got {shapes}",
+    )
+    return input.new_empty((*input.shape[:2], *grid.shape[1:-1]))
+
+
+def _fake_backward(
+    grad_out,
+    input,
+    grid,
+    interpolation,
+    padding,
+    align_corners,
+    need_input,
+    need_grid,
+    deterministic,
+):
+    check_fake("grid_sample", grad_out=grad_out, input=input, grid=grid)
+    return (
+        torch.empty_like(input) if need_input else input.new_empty(0),
+        grid.new_empty(grid.shape if need_grid else (0,)),
+    )
+
+
+def _fake_backward_backward(
+    to_grad_input, to_grad_grid, grad_out, input, grid, interpolation, padding, align_corners,
+    need_grad_out, need_input, need_grid, deterministic,
+):  # fmt: skip
+    check_fake("grid_sample", grad_out=grad_out, input=input, grid=grid)
+    return (
+        grad_out.new_empty(grad_out.shape if need_grad_out else (0,)),
+        torch.empty_like(input) if need_input else input.new_empty(0),
+        grid.new_empty(grid.shape if need_grid else (0,)),
+    )
+
+
+def _setup(ctx, inputs, output):
+    input, grid, *ctx.options = inputs
+    ctx.save_for_backward(input, grid)
+
+
+def _gradient(ctx, grad_out):
+    need = ctx.needs_input_grad[:2]
+    if not any(need):
+        return (None,) * 5
+    grads = _gradients(grad_out, *ctx.saved_tensors, *ctx.options, *need, _deterministic())
+    return *(grad if wanted else None for grad, wanted in zip(grads, need, strict=True)), *(
+        None,
+    ) * 3
+
+
+def _setup_backward(ctx, inputs, output):
+    *tensors, interpolation, padding, align_corners, need_input, need_grid, _ = inputs
+    ctx.options, ctx.needed = (interpolation, padding, align_corners), (need_input, need_grid)
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _second_gradient(ctx, *arriving):
+    """Gradients of the backward; `arriving` is what comes for its grad_input and grad_grid."""
+    arriving = [x if needed else None for x, needed in zip(arriving, ctx.needed, strict=True)]
+    need = ctx.needs_input_grad[:3]
+    if not any(need) or all(x is None for x in arriving):
+        return (None,) * 9
+    if ctx.options[0] == _MODES.index("bicubic"):
+        grads = _composite(*arriving, *ctx.saved_tensors, ctx.options)
+    else:
+        grads = _second_gradients(
+            *arriving, *ctx.saved_tensors, *ctx.options, *need, _deterministic()
+        )
+    return *(grad if wanted else None for grad, wanted in zip(grads, need, strict=True)), *(
+        None,
+    ) * 6
+
+
+def _setup_second(ctx, inputs, output):
+    *tensors, interpolation, padding, align_corners, _, _, _, _ = inputs
+    ctx.options = interpolation, padding, align_corners
+    ctx.save_for_backward(*tensors)
+
+
+def _third_gradient(ctx, *arriving):
+    """Gradients of the second derivative, which is rare: in plain PyTorch."""
+    tensors = ctx.saved_tensors
+    given = [i for i, x in enumerate(tensors) if x is not None]
+
+    def second(*some):
+        whole = dict(zip(given, some, strict=True))
+        return _composite(*map(whole.get, range(5)), ctx.options)
+
+    grads = dict(zip(given, _pull(second, [tensors[i] for i in given], arriving), strict=True))
+    return *(grads.get(i) if ctx.needs_input_grad[i] else None for i in range(5)), *(None,) * 7
+
+
+def _composite(to_grad_input, to_grad_grid, grad_out, input, grid, options):
+    """Gradients of the backward to grad_out, input and grid, differentiable any number of times."""
+
+    def forward(input, grid):
+        return (grid_sample_reference(input, grid, *_names(*options)),)
+
+    def backward(grad_out, input, grid):
+        return _pull(forward, (input, grid), (grad_out,))
+
+    return _pull(backward, (grad_out, input, grid), (to_grad_input, to_grad_grid))
+
+
+def _pull(function, tensors, arriving):
+    """Gradients of sum(arriving * function(*tensors)), with a graph behind where that is on."""
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # New tensors with the graph of the old ones: gradients end there, and can be derived again.
+        tensors = [
+            x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in tensors
+        ]
+        pairs = [
+            (y, x)
+            for y, x in zip(function(*tensors), arriving, strict=True)
+            if x is not None and x.shape == y.shape and y.requires_grad
+        ]
+        results, arriving = zip(*pairs, strict=True)
+        return torch.autograd.grad(
+            results, tensors, arriving, create_graph=graph, materialize_grads=True
+        )
+
+
+def _batched(op) -> None:
+    """Let torch.vmap run `op` once over the whole batch, joined with that of the images."""
+
+    def rule(info, in_dims, *args):
+        def whole(x, dim):
+            if not isinstance(x, Tensor):
+                return x
+            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1)
+
+        def split(x):
+            return x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size))
+
+        out = op(*(whole(x, dim) for x, dim in zip(args, in_dims, strict=True)))
+        return (
+            (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)
+        )
+
+    torch.library.register_vmap(op, rule)
+
+
+def _batched_forward(op) -> None:
+    """The same for the forward, which copies nothing where one argument has no batch: images that
+    share a grid are more channels, grids that share an image more points.
+    """
+
+    def rule(info, in_dims, input, grid, *options):
+        B = info.batch_size
+        input = input if in_dims[0] is None else input.movedim(in_dims[0], 0)
+        grid = grid if in_dims[1] is None else grid.movedim(in_dims[1], 0)
+        if in_dims[1] is None:
+            out = op(input.transpose(0, 1).flatten(1, 2), grid, *options)
+            return out.unflatten(1, (B, input.shape[2])), 1
+        if in_dims[0] is None:
+            out = op(input, grid.transpose(0, 1).flatten(1, 2), *options)
+            return out.unflatten(2, (B, grid.shape[2])), 2
+        out = op(input.flatten(0, 1), grid.flatten(0, 1), *options)
+        return out.unflatten(0, (B, input.shape[1])), 0
+
+    torch.library.register_vmap(op, rule)
+
+
+fake(_forward, _fake)
+fake(_backward, _fake_backward)
+fake(_backward_backward, _fake_backward_backward)
+_batched_forward(_forward)
+_batched(_backward)
+_batched(_backward_backward)
+_grid_sample = differentiable(_forward, _setup, _gradient)
+_gradients = differentiable(_backward, _setup_backward, _second_gradient)
+_second_gradients = differentiable(_backward_backward, _setup_second, _third_gradient)
