@@ -14,10 +14,14 @@
 #pragma GCC optimize("no-trapping-math")  // comparisons may be vectorised
 #include <algorithm>
 #include <numeric>
+#include <type_traits>
 
 #include "grid_sample.h"
 
 namespace {
+
+// Once compiled for all callers: a kernel file should take seconds.
+#define NOINLINE __attribute__((noinline))
 
 constexpr int kBlock = 64;  // points
 constexpr int kRow = 64;    // channels of a row taken at a time
@@ -33,7 +37,8 @@ struct Axis {
 
 /// Where positions lie after padding, as `padded` says, for finite ones of moderate size.
 template <typename A>
-void pad(const A* from, A* to, A* sign, int n, A size, Padding padding, bool align_corners) {
+NOINLINE void pad(const A* from, A* to, A* sign, int n, A size, Padding padding,
+                  bool align_corners) {
     const A low = align_corners ? A(0) : A(-0.5), span = align_corners ? size - 1 : size;
     const A last = size - 1;
     if (padding == Padding::kReflection && span > 0) {
@@ -71,15 +76,16 @@ void find_taps(const A* x, int n, int size, Padding padding, bool align_corners,
             const T taps = slopes ? T::template of<true>(x[i], size, padding, align_corners)
                                   : T::template of<false>(x[i], size, padding, align_corners);
             for (int k = 0; k < kTaps; ++k) {
-                axis.index[k][i] = taps.index[k], axis.weight[k][i] = taps.weight[k];
-                if (slopes) axis.slope[k][i] = taps.slope[k];
+                const bool in = taps.index[k] >= 0;  // outside a weight may be NaN
+                axis.index[k][i] = taps.index[k], axis.weight[k][i] = in ? taps.weight[k] : 0;
+                if (slopes) axis.slope[k][i] = in ? taps.slope[k] : 0;
                 outside |= taps.index[k] < 0;
             }
         }
         axis.inside = !outside;
         return;
     }
-    A at[kBlock], sign[kBlock], moved[kBlock];
+    A at[kBlock] = {}, sign[kBlock], moved[kBlock];
     const A per_unit = pixels_per_unit(A(size), align_corners);
     for (int i = 0; i < n; ++i) at[i] = unnormalized(x[i], A(size), align_corners);
     const auto set_index = [&](int k, int i, int to) {
@@ -123,7 +129,8 @@ void find_taps(const A* x, int n, int size, Padding padding, bool align_corners,
 
 /// Values of `count` points from point `first` on.
 template <typename T, typename A>
-void read_points(const T* from, const PointsView& view, int64_t first, int count, A* to) {
+NOINLINE void read_points(const T* __restrict from, const PointsView& view, int64_t first,
+                          int count, A* __restrict to) {
     for (int i = 0; i < count;) {
         const int64_t p = first + i;
         const int run = int(std::min<int64_t>(count - i, view.count[1] - p % view.count[1]));
@@ -178,7 +185,7 @@ struct Block {
                         first, count, to);
         });
     }
-    void find(int a) {
+    NOINLINE void find(int a) {
         A x[kBlock];
         coordinates(p.grid, p.grid_points, p.grid_stride, a, x);
         const auto run = [&](auto number) {
@@ -211,7 +218,7 @@ struct Block {
     }
     /// Each tap's place in a tensor; -1 outside.
     template <typename I>
-    void offsets(const int64_t (&stride)[5], I (*to)[kBlock]) {
+    NOINLINE void offsets(const int64_t (&stride)[5], I (*to)[kBlock]) {
         inside = axis[0].inside & axis[1].inside & axis[2].inside;
         const I sz = I(stride[2]), sy = I(stride[3]), sx = I(stride[4]);
         for (int z = 0; z < taps_of(0); ++z)
@@ -231,7 +238,7 @@ struct Block {
                 }
     }
     /// Adds to each tap's weight, in which the axes of `derived` (bits) are differentiated.
-    void weights(int derived, const A* factor, bool add, A (*to)[kBlock]) const {
+    NOINLINE void weights(int derived, const A* factor, bool add, A (*to)[kBlock]) const {
         const auto along = [&](int a, int k) {
             return derived >> a & 1 ? axis[a].slope[k] : axis[a].weight[k];
         };
@@ -295,9 +302,11 @@ struct Plan {
         const bool dense = p.P * taps(p) >= 2 * V && work > fair;
         const bool reads_input = !p.grad_out || p.grad_grid || (p.to_grad_grid && p.out);
         const bool reads = reads_input || (p.to_grad_input && p.out);
-        copy = reads && dense && p.C >= 4 && !(input.rows && (!upstream.data || upstream.rows));
+        copy = reads && dense && (p.C >= 4 || !exact) &&
+               !(exact && input.rows && (!upstream.data || upstream.rows));
         sum = p.grad_input && (!exact || (dense && p.C >= 4 && !target.rows));
-        if (!copy && upstream.data) input.rows = upstream.rows = input.rows && upstream.rows;
+        if (!copy && (!exact || (upstream.data && input.rows != upstream.rows)))
+            input.rows = upstream.rows = false;
         char* memory = static_cast<char*>(p.scratch);
         if (copy) {
             set_rows(p, input, memory), memory += field_bytes;
@@ -362,15 +371,13 @@ bool is_small(const GridSampleParams& p, const Field& f) {
 /// L neighbouring values.
 template <typename A, int L>
 struct Lanes {
-    typedef A type __attribute__((vector_size(L * sizeof(A)), aligned(sizeof(A))));
+    typedef A type __attribute__((vector_size(L * sizeof(A))));
 };
 
-template <int L, typename T>
-typename Lanes<Acc<T>, L>::type load_lanes(const T* from) {
-    typename Lanes<Acc<T>, L>::type to;
-    Acc<T> values[L];
-    for (int l = 0; l < L; ++l) values[l] = load(from[l]);
-    memcpy(&to, values, sizeof(to));
+template <typename V, typename A>
+V load_lanes(const A* from) {
+    V to;
+    memcpy(&to, from, sizeof(to));
     return to;
 }
 
@@ -378,19 +385,28 @@ typename Lanes<Acc<T>, L>::type load_lanes(const T* from) {
 template <typename Body>
 void each_piece(int64_t begin, int64_t end, const Body& body) {
     using std::integral_constant;
+    constexpr integral_constant<int, 1> one;
     int64_t c = begin;
     for (; c + 64 <= end; c += 64)
         body(integral_constant<int, 16>(), integral_constant<int, 4>(), c);
-    for (; c + 16 <= end; c += 16)
-        body(integral_constant<int, 16>(), integral_constant<int, 1>(), c);
-    for (; c + 4 <= end; c += 4) body(integral_constant<int, 4>(), integral_constant<int, 1>(), c);
-    for (; c < end; ++c) body(integral_constant<int, 1>(), integral_constant<int, 1>(), c);
+    for (; c + 16 <= end; c += 16) body(integral_constant<int, 16>(), one, c);
+    for (; c + 4 <= end; c += 4) body(integral_constant<int, 4>(), one, c);
+    for (; c < end; ++c) body(one, one, c);
 }
 
-/// All steps for elements T of grad_out and out, and E of the fields that are sampled.
-template <typename T, typename E>
+/// to[i] = in[at[i]], 0 where there is no such pixel.
+template <typename E, typename I>
+NOINLINE void fetch(const E* __restrict in, const I* __restrict at, int n, bool inside,
+                    Acc<E>* __restrict to) {
+    if (inside)
+        for (int i = 0; i < n; ++i) to[i] = load(in[at[i]]);
+    else
+        for (int i = 0; i < n; ++i) to[i] = at[i] < 0 ? Acc<E>(0) : load(in[at[i]]);
+}
+
+/// All steps on points, in the accumulating type A.
+template <typename A>
 class Steps {
-    using A = Acc<T>;
     using Weights = A (*)[kBlock];
     const GridSampleParams& p;
     const Plan& plan;
@@ -400,72 +416,71 @@ class Steps {
     int32_t narrow[kMostTaps][kBlock];
     A weight[kMostTaps][kBlock], along[3][kMostTaps][kBlock], dots[kMostTaps][kBlock];
     A tile[kBlock][kRow];
-    A values[kBlock], to_grid[3][kBlock];
+    A values[kBlock], pixel[kBlock], to_grid[3][kBlock];
 
-    /// acc += or dots = sums over the taps, of one channel of the block's points.
-    template <typename I>
-    void sample_plane(const E* in, const I (*at)[kBlock], const A (*w)[kBlock], A* acc) {
-        const int n = block.count;
-        for (int m = 0; m < M; ++m) {
-            const I* o = at[m];
-            const A* share = w[m];
-            if (block.inside)
-                for (int i = 0; i < n; ++i) acc[i] += share[i] * load(in[o[i]]);
-            else
-                for (int i = 0; i < n; ++i) {
-                    const A x = load(in[o[i] < 0 ? 0 : o[i]]);
-                    acc[i] += o[i] < 0 ? A(0) : share[i] * x;
-                }
-        }
-    }
-    template <typename I>
-    void dot_plane(const E* in, const I (*at)[kBlock], const A* g) {
-        const int n = block.count;
-        for (int m = 0; m < M; ++m) {
-            const I* o = at[m];
-            A* sum = dots[m];
-            if (block.inside)
-                for (int i = 0; i < n; ++i) sum[i] += g[i] * load(in[o[i]]);
-            else
-                for (int i = 0; i < n; ++i) {
-                    const A x = load(in[o[i] < 0 ? 0 : o[i]]);
-                    sum[i] += o[i] < 0 ? A(0) : g[i] * x;
-                }
-        }
-    }
-    /// Calls `body` with the taps' offsets in a field, of 32 bits where that will do.
+    /// A field's element type: that of the input where it has not been copied.
     template <typename Body>
-    void with_offsets(const Field& f, const Body& body) {
-        if (is_small(p, f)) {
-            block.offsets(f.stride, narrow);
-            body(narrow);
-        } else {
-            block.offsets(f.stride, wide);
-            body(wide);
-        }
+    void with_type(const Body& body) {
+        if (plan.copy || std::is_same_v<A, double> || p.dtype == DType::kFloat)
+            body(A());
+        else if constexpr (std::is_same_v<A, float>)
+            p.dtype == DType::kHalf ? body(Half()) : body(BFloat16());
     }
+    /// Finds the taps' places in a field, with 32 bits where they will do.
+    void locate(const Field& f) {
+        small = !f.rows && is_small(p, f);
+        small ? block.offsets(f.stride, narrow) : block.offsets(f.stride, wide);
+    }
+    bool small;
 
-    const E* image(const Field& f) const {
-        return static_cast<const E*>(f.data) + block.image * f.stride[0];
+    /// Calls `body(m, values)` with what a channel has at the taps.
+    template <typename Body>
+    void each_tap(const Field& f, int64_t c, const Body& body) {
+        with_type([&](auto element) {
+            using E = decltype(element);
+            const E* in =
+                static_cast<const E*>(f.data) + block.image * f.stride[0] + c * f.stride[1];
+            for (int m = 0; m < M; ++m) {
+                small ? fetch(in, narrow[m], block.count, block.inside, pixel)
+                      : fetch(in, wide[m], block.count, block.inside, pixel);
+                body(m);
+            }
+        });
     }
-    const T* grad_out(int64_t c) const {
-        return static_cast<const T*>(p.grad_out) + block.image * p.grad_out_stride[0] +
-               c * p.grad_out_stride[1];
+    A* row(const Field& f) const { return static_cast<A*>(f.data) + block.image * f.stride[0]; }
+    /// grad_out of a channel.
+    NOINLINE void read_grad(int64_t c, A* to) {
+        dispatch_to_A([&](auto element) {
+            using T = decltype(element);
+            read_points(static_cast<const T*>(p.grad_out) + block.image * p.grad_out_stride[0] +
+                            c * p.grad_out_stride[1],
+                        p.grad_out_points, block.first, block.count, to);
+        });
     }
-    T* out(int64_t c) const {
-        return static_cast<T*>(p.out) + (block.image * p.C + c) * p.P + block.first;
+    /// `dispatch` of p.dtype among the types that are accumulated in A.
+    template <typename Body>
+    void dispatch_to_A(const Body& body) {
+        if constexpr (std::is_same_v<A, double>)
+            body(double());
+        else if (p.dtype == DType::kFloat)
+            body(float());
+        else
+            p.dtype == DType::kHalf ? body(Half()) : body(BFloat16());
+    }
+    NOINLINE void write_out(int64_t c, const A* from, int step) {
+        dispatch_to_A([&](auto element) {
+            using T = decltype(element);
+            T* to = static_cast<T*>(p.out) + (block.image * p.C + c) * p.P + block.first;
+            if (step == 1)
+                for (int i = 0; i < block.count; ++i) to[i] = store<T>(from[i]);
+            else
+                for (int i = 0; i < block.count; ++i) to[i] = store<T>(from[i * kRow]);
+        });
     }
     /// grad_out of channels [c, c + count) as rows of the tile.
-    void read_tile(int64_t c, int count) {
-        if (p.grad_out_stride[1] == 1 && count > 1) {
-            for (int i = 0; i < block.count; ++i) {
-                const T* row = grad_out(c) + p.grad_out_points.at(block.first + i);
-                for (int k = 0; k < count; ++k) tile[i][k] = load(row[k]);
-            }
-            return;
-        }
+    NOINLINE void read_tile(int64_t c, int count) {
         for (int k = 0; k < count; ++k) {
-            read_points(grad_out(c + k), p.grad_out_points, block.first, block.count, values);
+            read_grad(c + k, values);
             for (int i = 0; i < block.count; ++i) tile[i][k] = values[i];
         }
     }
@@ -476,51 +491,44 @@ class Steps {
         const A (*weight)[kBlock];
     };
     void sample(std::initializer_list<Term> terms) {
+        const Term* located = nullptr;
+        const auto find = [&](const Term& term) {
+            if (located != &term) locate(*term.field);
+            located = &term;
+        };
         if (!terms.begin()->field->rows) {
             for (int64_t c = 0; c < p.C; ++c) {
                 std::fill_n(values, block.count, A(0));
                 for (const Term& term : terms) {
-                    const auto run = [&](const auto* at) {
-                        sample_plane(image(*term.field) + c * term.field->stride[1], at,
-                                     term.weight, values);
-                    };
-                    if (c == 0 || terms.size() > 1)
-                        with_offsets(*term.field, run);
-                    else if (is_small(p, *term.field))
-                        run(narrow);
-                    else
-                        run(wide);
+                    find(term);
+                    each_tap(*term.field, c, [&](int m) {
+                        for (int i = 0; i < block.count; ++i)
+                            values[i] += term.weight[m][i] * pixel[i];
+                    });
                 }
-                T* to = out(c);
-                for (int i = 0; i < block.count; ++i) to[i] = store<T>(values[i]);
+                write_out(c, values, 1);
             }
             return;
         }
-        bool found = false;
         each_piece(0, p.C, [&](auto lanes, auto vectors, int64_t c) {
             constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
-            bool add = false;
             for (const Term& term : terms) {
-                if (!found || terms.size() > 1) block.offsets(term.field->stride, wide);
-                found = true;
-                sample_rows<L, V>(image(*term.field) + c, term.weight, add);
-                add = true;
+                find(term);
+                sample_rows<L, V>(row(*term.field) + c, term.weight, &term != terms.begin());
             }
-            for (int k = 0; k < L * V; ++k) {
-                T* to = out(c + k);
-                for (int i = 0; i < block.count; ++i) to[i] = store<T>(tile[i][k]);
-            }
+            for (int k = 0; k < L * V; ++k) write_out(c + k, tile[0] + k, kRow);
         });
     }
     template <int L, int V>
-    void sample_rows(const E* in, const A (*w)[kBlock], bool add) {
+    void sample_rows(const A* in, const A (*w)[kBlock], bool add) {
+        using Vector = typename Lanes<A, L>::type;
         for (int i = 0; i < block.count; ++i) {
-            typename Lanes<A, L>::type sum[V] = {};
+            Vector sum[V] = {};
             if (add) memcpy(sum, tile[i], sizeof(sum));
             for (int m = 0; m < M; ++m) {
                 const int64_t at = wide[m][i];
                 if (at < 0) continue;
-                for (int v = 0; v < V; ++v) sum[v] += w[m][i] * load_lanes<L>(in + at + v * L);
+                for (int v = 0; v < V; ++v) sum[v] += w[m][i] * load_lanes<Vector>(in + at + v * L);
             }
             memcpy(tile[i], sum, sizeof(sum));
         }
@@ -528,44 +536,41 @@ class Steps {
 
     /// to_grid[d] += sum over channels and taps of grad_out * weight[d] * field.
     void differentiate(const Field& f, const A (*w)[kMostTaps][kBlock]) {
+        locate(f);
         if (!f.rows) {
             for (int m = 0; m < M; ++m) std::fill_n(dots[m], block.count, A(0));
-            with_offsets(f, [&](const auto* at) {
-                for (int64_t c = 0; c < p.C; ++c) {
-                    read_points(grad_out(c), p.grad_out_points, block.first, block.count, values);
-                    dot_plane(image(f) + c * f.stride[1], at, values);
-                }
-            });
+            for (int64_t c = 0; c < p.C; ++c) {
+                read_grad(c, values);
+                each_tap(f, c, [&](int m) {
+                    for (int i = 0; i < block.count; ++i) dots[m][i] += values[i] * pixel[i];
+                });
+            }
             for (int d = 0; d < p.D; ++d)
                 for (int m = 0; m < M; ++m)
                     for (int i = 0; i < block.count; ++i) to_grid[d][i] += w[d][m][i] * dots[m][i];
             return;
         }
-        block.offsets(f.stride, wide);
         each_piece(0, p.C, [&](auto lanes, auto vectors, int64_t c) {
             constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
             read_tile(c, L * V);
-            for (int v = 0; v < V; ++v) {
-                if (p.D == 2)
-                    differentiate_rows<L, 2>(image(f) + c + v * L, v * L, w);
-                else
-                    differentiate_rows<L, 3>(image(f) + c + v * L, v * L, w);
-            }
+            for (int v = 0; v < V; ++v) differentiate_rows<L>(row(f) + c + v * L, v * L, w);
         });
     }
-    template <int L, int D>
-    void differentiate_rows(const E* in, int column, const A (*w)[kMostTaps][kBlock]) {
+    template <int L>
+    void differentiate_rows(const A* in, int column, const A (*w)[kMostTaps][kBlock]) {
+        using Vector = typename Lanes<A, L>::type;
         for (int i = 0; i < block.count; ++i) {
-            typename Lanes<A, L>::type sum[D] = {}, g;
+            Vector sum[3] = {};
             for (int m = 0; m < M; ++m) {
                 const int64_t at = wide[m][i];
                 if (at < 0) continue;
-                const auto x = load_lanes<L>(in + at);
-                for (int d = 0; d < D; ++d) sum[d] += w[d][m][i] * x;
+                const Vector x = load_lanes<Vector>(in + at);
+                for (int d = 0; d < 2; ++d) sum[d] += w[d][m][i] * x;
+                if (p.D == 3) sum[2] += w[2][m][i] * x;
             }
-            memcpy(&g, tile[i] + column, sizeof(g));
-            for (int d = 0; d < D; ++d) {
-                const auto product = sum[d] * g;
+            const Vector g = load_lanes<Vector>(tile[i] + column);
+            for (int d = 0; d < p.D; ++d) {
+                const Vector product = sum[d] * g;
                 A total = 0;
                 for (int l = 0; l < L; ++l) total += product[l];
                 to_grid[d][i] += total;
@@ -576,12 +581,11 @@ class Steps {
     /// Adds weight * grad_out to the pixels of channels [begin, end) of the target.
     void scatter(int64_t begin, int64_t end) {
         const Field& f = plan.target;
-        A* to = static_cast<A*>(f.data) + block.image * f.stride[0];
         block.offsets(f.stride, wide);
         if (!f.rows) {
             for (int64_t c = begin; c < end; ++c) {
-                read_points(grad_out(c), p.grad_out_points, block.first, block.count, values);
-                A* plane = to + c * f.stride[1];
+                read_grad(c, values);
+                A* plane = row(f) + c * f.stride[1];
                 switch (M) {
                     case 1: scatter_plane<1>(plane); break;
                     case 4: scatter_plane<4>(plane); break;
@@ -593,21 +597,19 @@ class Steps {
         }
         each_piece(begin, end, [&](auto lanes, auto vectors, int64_t c) {
             constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
+            using Vector = typename Lanes<A, L>::type;
             read_tile(c, L * V);
-            for (int i = 0; i < block.count; ++i) {
-                typename Lanes<A, L>::type g[V];
-                memcpy(g, tile[i], sizeof(g));
+            A* to = row(f) + c;
+            for (int i = 0; i < block.count; ++i)
                 for (int m = 0; m < M; ++m) {
                     const int64_t at = wide[m][i];
                     if (at < 0) continue;
                     for (int v = 0; v < V; ++v) {
-                        typename Lanes<A, L>::type x;
-                        memcpy(&x, to + c + at + v * L, sizeof(x));
-                        x += weight[m][i] * g[v];
-                        memcpy(to + c + at + v * L, &x, sizeof(x));
+                        const Vector x = load_lanes<Vector>(to + at + v * L) +
+                                         weight[m][i] * load_lanes<Vector>(tile[i] + v * L);
+                        memcpy(to + at + v * L, &x, sizeof(x));
                     }
                 }
-            }
         });
     }
     template <int kM>
@@ -628,7 +630,7 @@ class Steps {
             block.weights(1 << a, direction[a], a > block.outermost, to);
         }
     }
-    void write_grid() {
+    NOINLINE void write_grid() {
         dispatch(p.grid_dtype, [&](auto element) {
             using G = decltype(element);
             G* to = static_cast<G*>(p.grad_grid) + (block.image * p.P + block.first) * p.D;
@@ -643,8 +645,10 @@ class Steps {
             return sample({{&plan.input, weight}});
         }
         if (p.grad_grid) std::fill_n(to_grid[0], 3 * kBlock, A(0));
+        const bool flat = p.interpolation == Interpolation::kNearest;  // of no slope
         if (!p.to_grad_input && !p.to_grad_grid) {
             if (!p.grad_grid) return;
+            if (flat) return write_grid();
             for (int d = 0; d < p.D; ++d) block.weights(1 << (2 - d), nullptr, false, along[d]);
             differentiate(plan.input, along);
             return write_grid();
@@ -661,6 +665,7 @@ class Steps {
                 sample({{&plan.upstream, weight}, {&plan.input, slanted}});
         }
         if (!p.grad_grid) return;
+        if (flat) return write_grid();
         if (p.to_grad_input) {
             for (int d = 0; d < p.D; ++d) block.weights(1 << (2 - d), nullptr, false, along[d]);
             differentiate(plan.upstream, along);
@@ -734,15 +739,13 @@ class Steps {
                 block.find_all();
             }
             if (plan.fused && (p.out || p.grad_grid)) run_points();
-            if (p.to_grad_input || p.to_grad_grid) {
-                A direction[3][kBlock];
-                if (p.to_grad_grid)
-                    directional(weight, direction);
-                else
-                    for (int m = 0; m < M; ++m) std::fill_n(weight[m], block.count, A(0));
-            } else {
+            A direction[3][kBlock];
+            if (p.to_grad_grid)
+                directional(weight, direction);
+            else if (!p.to_grad_input)
                 block.weights(0, nullptr, false, weight);
-            }
+            else
+                continue;  // it does not reach them
             scatter(begin[0], end[0]);
         }
     }
@@ -796,16 +799,11 @@ void run(const GridSampleParams& p, int64_t begin, int64_t end) {
                                     Plan::field(p.grad_input, p.grad_input_stride, p), begin, end,
                                     items);
         default: {
-            const auto work = [&](auto&& steps) {
-                if (plan.steps[p.phase] == Plan::kPoints)
-                    steps.points(begin, end);
-                else
-                    steps.scatter_items(begin, end);
-            };
-            if (plan.copy)
-                work(Steps<T, A>(p, plan));
+            Steps<A> steps(p, plan);
+            if (plan.steps[p.phase] == Plan::kPoints)
+                steps.points(begin, end);
             else
-                work(Steps<T, T>(p, plan));
+                steps.scatter_items(begin, end);
         }
     }
 }

@@ -50,7 +50,8 @@ def grid_sample(
     """
     check_tensors("grid_sample", input=input, grid=grid)
     options = _codes(mode, padding_mode, align_corners)
-    if torch.is_autocast_enabled(input.device.type):
+    device = input.device.type
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
         input, grid = _autocast(input, grid)
     return _grid_sample(input, grid, *options)
 
@@ -122,7 +123,7 @@ def grid_sample_reference(
             at = at * size + torch.where(within, position, 0).long()
             weight, inside = weight * share, inside & within
         value = pixels.gather(2, at.unsqueeze(1).expand(-1, input.shape[1], -1))
-        out = out + torch.where(inside.unsqueeze(1), value * weight.unsqueeze(1), 0)
+        out = out + torch.where(inside.unsqueeze(1), value, 0) * weight.unsqueeze(1)
     # Points without a place are given the first pixel, but are followed by no gradient.
     placed = torch.stack([placed for _, placed in axes]).all(0).unsqueeze(1)
     out = torch.where(placed, out, out.detach())
@@ -150,7 +151,7 @@ def _taps(x, size, mode, padding, align_corners):
     placed = ~place.isnan()
     place = place.nan_to_num(0.0, float("inf"), float("-inf"))
     if mode == "nearest":
-        return [(place.round(), 1 + 0 * torch.where(placed, x, 0))], placed
+        return [(place.round(), 1 + 0 * torch.where(x.isfinite(), x, 0))], placed
     x = place + slope * torch.where(x.isfinite(), x - x.detach(), 0)
     first = place.floor()
     return [(first, first + 1 - x), (first + 1, x - first)], placed

@@ -1,0 +1,583 @@
+"""grid_sample beside torch.nn.functional.grid_sample, SciPy and plain PyTorch."""
+
+import importlib.util
+import itertools
+import math
+import sys
+import types
+import unittest
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from loader import grid_sample, grid_sample_bw, grid_sample_fw, grid_sample_reference
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+PADDINGS = ["zeros", "border", "reflection"]
+KINDS = [("bilinear", 2), ("nearest", 2), ("bicubic", 2), ("bilinear", 3), ("nearest", 3)]
+LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+LAYOUTS = {
+    "channels last": lambda x: x.contiguous(memory_format=LAST[x.dim() - 2]),
+    "transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "expanded": lambda x: x[:1, :, :1].expand(x.shape),
+    "cropped": lambda x: F.pad(x, (2, 3, 1, 4))[..., 1:-4, 2:-3],
+    "every other": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+}
+
+
+def sample(size, points, device="cpu", dtype=torch.float64, grid_dtype=None, reach=1.5):
+    """An image or volume, and points in it and beyond its borders."""
+    make = {"device": device, "generator": torch.Generator(device).manual_seed(sum(size))}
+    grid = (
+        torch.rand(size[0], *points, len(points), **make, dtype=torch.float64) * 2 * reach - reach
+    )
+    input = torch.randn(size, **make, dtype=torch.float64)
+    return input.to(dtype), grid.to(grid_dtype or dtype)
+
+
+def all_of(function, input, grid, *options):
+    """The output and the gradients to input and grid, of the same grad_out each time."""
+    leaves = [x.detach().requires_grad_() for x in (input, grid)]
+    out = function(*leaves, *options)
+    make = {"device": out.device, "generator": torch.Generator(out.device).manual_seed(1)}
+    grad_out = torch.randn(out.shape, **make).bfloat16().to(out.dtype)  # the same in every type
+    return out.detach(), *torch.autograd.grad(out, leaves, grad_out)
+
+
+def check(input, grid, *options):
+    """All results lie within rounding of the reference in a wider type.
+
+    Coordinates in pixels have rounding errors of the size times eps, in 16-bit types of float32; a
+    result sums up to 16 taps and C channels, a gradient to the input up to P points.
+    """
+    work = torch.promote_types(input.dtype, torch.float32)
+    ours = all_of(grid_sample, input, grid, *options)
+    theirs = all_of(grid_sample_reference, input.to(work), grid.to(work), *options)
+    for x, y in zip(ours, theirs, strict=True):
+        fine, own = torch.finfo(work).eps, torch.finfo(x.dtype).eps
+        scale = float(y.abs().max()) if y.numel() else 0.0
+        assert_close(x.to(y.dtype), y, rtol=own, atol=max(200 * fine, own * 2**-10) * max(scale, 1))
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("mode, dims", KINDS)
+def test_equals_torch(mode, dims, padding, device):
+    """In float64; channels by planes, by rows of 4 and 16, in both layouts, with and without many
+    more points than pixels.
+    """
+    for align_corners, C, last in itertools.product((False, True), (1, 3, 4, 21), (False, True)):
+        for B, points in ((1, (3, 5, 1)), (2, (9, 20, 2))):
+            input, grid = sample((B, C, 9, 11, 7)[: 2 + dims], points[:dims], device)
+            input = input.contiguous(memory_format=LAST[dims]) if last else input
+            options = mode, padding, align_corners
+            theirs = all_of(F.grid_sample, input, grid, *options)
+            for ours, expected in zip(
+                all_of(grid_sample, input, grid, *options), theirs, strict=True
+            ):
+                assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+            if C == 3 and not last:
+                reference = all_of(grid_sample_reference, input, grid, *options)
+                assert_close(reference, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "name", ["nn.functional.grid_sample", "grid_sampler_2d", "grid_sampler_3d"]
+)
+def test_torchs_own_samples(name, dtype, device, monkeypatch):
+    """Of 16-bit types the float32 result, rounded: torch computes pixel indices in that type."""
+    if not importlib.util.find_spec("expecttest"):  # torch's samples import its test cases too
+        stand_in = types.ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase
+        monkeypatch.setitem(sys.modules, "expecttest", stand_in)
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    (info,) = (op for op in op_db if op.name == name)
+    count = 0
+    work = torch.promote_types(dtype, torch.float32)
+    for case in info.sample_inputs(device, dtype, requires_grad=False):
+        options = list(case.args[1:]) + list(case.kwargs.values())
+        if name != "nn.functional.grid_sample":
+            mode, padding, align_corners = options
+            options = ("bilinear", "nearest", "bicubic")[mode], PADDINGS[padding], align_corners
+        else:
+            options = [case.kwargs[k] for k in ("mode", "padding_mode", "align_corners")]
+        ours = all_of(grid_sample, case.input, case.args[0], *options)
+        theirs = all_of(F.grid_sample, case.input.to(work), case.args[0].to(work), *options)
+        eps = torch.finfo(dtype).eps
+        for x, y in zip(ours, theirs, strict=True):
+            scale = max(float(y.abs().max()), 1)
+            assert_close(x.to(work), y, rtol=eps, atol=50 * torch.finfo(work).eps * scale)
+        count += 1
+    assert count >= 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("mode, dims", KINDS)
+def test_strange_coordinates(mode, dims, padding, dtype, device):
+    """Not finite, huge, exactly at borders and centres; images of one pixel.
+
+    torch's forward is the judge where it is defined, but on the CPU it disagrees with its own CUDA
+    kernels about NaN and about reflecting what is far away, and its backward may crash: there the
+    reference is.
+    """
+    special = [math.nan, math.inf, -math.inf, 1e30, -1e30, 3e9, -3e9, 1e5, -1e5, 1.0, -1.0, 0.0]
+    special += [1 + 1 / 7, -1 - 1 / 7, 6 / 7, -6 / 7, 2.0, -2.0, 3.0, -3.0, 5.0, 1 / 3, 40.25]
+    values = torch.tensor(special, dtype=dtype, device=device)
+    rows = [torch.stack([values.roll(i * k) for k in range(dims)], -1) for i in range(len(special))]
+    grid = torch.cat(rows).view(1, *(1,) * (dims - 2), len(special), -1, dims)
+    for size, align_corners in itertools.product((7, 1), (False, True)):
+        input, _ = sample((1, 5) + (size,) * dims, (1,) * dims, device, dtype)
+        for image in (input, input.contiguous(memory_format=LAST[dims])):
+            options = mode, padding, align_corners
+            ours = all_of(grid_sample, image, grid, *options)
+            expected = all_of(grid_sample_reference, image, grid, *options)
+            small = grid.abs().amax(-1) < 1e4  # elsewhere a rounding decides between two pixels
+            chosen = small | ~grid.abs().amax(-1).isfinite()
+            for x, y in (
+                (ours[0].movedim(1, -1), expected[0].movedim(1, -1)),
+                (ours[2], expected[2]),
+            ):
+                assert_close(x[chosen], y[chosen], rtol=1e-4, atol=1e-4, equal_nan=True)
+            theirs = F.grid_sample(image, grid, *options)
+            judged = small if device == "cpu" else chosen
+            assert_close(
+                ours[0].movedim(1, -1)[judged], theirs.movedim(1, -1)[judged],
+                rtol=1e-4, atol=1e-4, equal_nan=True,
+            )  # fmt: skip
+            assert torch.equal(grid_sample_fw(image, grid, *options).isnan(), ours[0].isnan())
+
+
+def test_gradient_to_the_input_at_strange_coordinates(device):
+    """A point without a place adds nothing; one at infinity adds to the border."""
+    input = torch.zeros(1, 1, 4, 5, device=device)
+    for bad, padding, total in (
+        (math.nan, "zeros", 0), (math.inf, "zeros", 0), (math.nan, "border", 0), (math.inf, "border", 1),
+        (-math.inf, "border", 1), (math.nan, "reflection", 0), (math.inf, "reflection", 0),
+    ):  # fmt: skip
+        grid = torch.tensor([bad, 0.0], device=device).view(1, 1, 1, 2)
+        grad_out = torch.ones(1, 1, 1, 1, device=device)
+        for mode in ("bilinear", "nearest"):
+            grads = grid_sample_bw(grad_out, input, grid, mode, padding, output_mask=(True, True))
+            assert grads[0].sum() == total and torch.equal(grads[1], torch.zeros_like(grid))
+
+
+def test_a_pixel_outside_does_not_spoil_what_is_not_finite(device):
+    """Taps outside count as nothing, not as 0 times the first pixel; one of weight 0 inside does."""
+    input, grid = sample((1, 6, 8, 8), (9, 9), device, torch.float32)
+    input[0, :, 0, 0] = math.nan
+    for image in (input, input.contiguous(memory_format=torch.channels_last)):
+        results = all_of(grid_sample, image, grid), all_of(grid_sample_reference, image, grid)
+        assert_close(*results, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bit_images_thousands_of_pixels_wide(dtype, device):
+    """As in float32, rounded once; torch 2.11's CPU kernels are off by whole pixels there."""
+    for C in (1, 5):
+        input, grid = sample((1, C, 3, 4000), (40, 50), device, dtype, torch.float32)
+        for mode in ("bilinear", "nearest", "bicubic"):
+            ours = all_of(grid_sample, input, grid, mode)
+            theirs = all_of(F.grid_sample, input.float(), grid, mode, "zeros", False)
+            assert torch.equal(ours[0], theirs[0].to(dtype)) or device != "cpu" or mode != "nearest"
+            for x, y in zip(ours, theirs, strict=True):
+                eps = torch.finfo(x.dtype).eps
+                assert_close(x.float(), y, rtol=eps, atol=1e-3 * max(1, float(y.abs().max())))
+    same = grid.to(dtype)  # and a grid of 16 bits
+    assert_close(
+        grid_sample(input, same).float(), F.grid_sample(input.float(), same.float(), align_corners=False),
+        rtol=torch.finfo(dtype).eps, atol=1e-3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("grid_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_dtypes(dtype, grid_dtype, device):
+    for mode, dims in KINDS:
+        for C in (3, 20):
+            input, grid = sample(
+                (2, C, 5, 6, 7)[: dims + 2], (3, 4, 8)[-dims:], device, dtype, grid_dtype
+            )
+            for image in (input, input.contiguous(memory_format=LAST[dims])):
+                out = grid_sample(image, grid, mode)
+                grads = grid_sample_bw(out, image, grid, mode, output_mask=(True, True))
+                assert [x.dtype for x in (out, *grads)] == [dtype, dtype, grid_dtype]
+                check(image, grid, mode, "border", True)
+
+
+@pytest.mark.parametrize("mode, dims", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_strides(layout, mode, dims, device):
+    for C in (3, 18):
+        input, grid = sample((2, C, 5, 6, 7)[: dims + 2], (3, 4, 9)[-dims:], device)
+        image = LAYOUTS[layout](input)
+        points = LAYOUTS[layout](grid.movedim(-1, 1)).movedim(1, -1)
+        out = grid_sample(image, points, mode, "border")
+        assert out.is_contiguous()
+        assert_close(out, F.grid_sample(image, points, mode, "border", False))
+        grad_out = LAYOUTS[layout](out)
+        leaves = [x.detach().requires_grad_() for x in (image, points)]
+        theirs = torch.autograd.grad(
+            F.grid_sample(*leaves, mode, "border", False), leaves, grad_out
+        )
+        for mask in ((True, True), (True, False), (False, True)):
+            ours = grid_sample_bw(grad_out, image, points, mode, "border", output_mask=mask)
+            ours = ours if all(mask) else [ours]
+            for x, y in zip(ours, itertools.compress(theirs, mask), strict=True):
+                assert_close(x, y)
+        like = torch.empty_like(image).stride()
+        assert grid_sample_bw(grad_out, image, points, mode).stride() == like
+
+
+def test_agrees_with_scipy():
+    """A volume at 5000 places, in pixels; the border is repeated there as here."""
+    from scipy import ndimage
+
+    volume, grid = sample((1, 1, 20, 30, 25), (1, 1, 5000))
+    sizes = torch.tensor([25, 30, 20], dtype=torch.float64)
+    at = ((grid + 1) / 2 * (sizes - 1)).view(-1, 3).flip(1).T
+    for mode, order, padding, theirs in (
+        ("bilinear", 1, "border", "nearest"),
+        ("bilinear", 1, "reflection", "mirror"),
+        ("nearest", 0, "border", "nearest"),
+    ):
+        expected = ndimage.map_coordinates(
+            volume[0, 0].numpy(), at.numpy(), order=order, mode=theirs
+        )
+        ours = grid_sample(volume, grid, mode, padding, True)
+        assert_close(ours.flatten(), torch.from_numpy(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("mode, dims", KINDS)
+def test_gradients(mode, dims, padding, device):
+    inputs = sample((2, 2, 4, 3, 5)[: dims + 2], (2, 1, 3)[:dims], device)
+    inputs = [x.requires_grad_() for x in inputs]
+
+    def function(input, grid):
+        return grid_sample(input, grid, mode, padding, True)
+
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("C, last", [(1, False), (5, False), (20, True)])
+@pytest.mark.parametrize("mode, dims", KINDS)
+def test_second_derivatives_equal_the_references(mode, dims, C, last, device):
+    input, grid = sample((2, C, 4, 6, 5)[: dims + 2], (3, 40, 3)[:dims], device)
+    input = input.contiguous(memory_format=LAST[dims]) if last else input
+    for wanted in ((0,), (1,), (0, 1)):
+        results = []
+        for function in (grid_sample, grid_sample_reference):
+            leaves = [x.detach().requires_grad_() for x in (input, grid)]
+            out = function(*leaves, mode, "reflection", False)
+            first = torch.autograd.grad(
+                out.pow(3).sum(), [leaves[i] for i in wanted], create_graph=True
+            )
+            loss = sum(x.pow(2).sum() for x in first)
+            results.append(torch.autograd.grad(loss, leaves))
+        assert_close(*results)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_third_derivatives(mode):
+    input, grid = sample((1, 2, 4, 5), (2, 3))
+    results = []
+    for function in (grid_sample, grid_sample_reference):
+        leaves = [x.detach().requires_grad_() for x in (input, grid)]
+        loss = function(*leaves, mode, "border", True).pow(3).sum()
+        for _ in range(3):
+            grads = torch.autograd.grad(loss, leaves, create_graph=True)
+            loss = sum(x.pow(2).sum() for x in grads)
+        results.append(grads)
+    assert_close(*results)
+
+
+def test_eikonal_loss(device):
+    """A signed distance grid trained to have slope 1, the use of the second derivative."""
+    grads = []
+    for function in (grid_sample, grid_sample_reference):
+        volume, points = sample((1, 1, 8, 9, 10), (1, 1, 500), device, torch.float32, reach=0.9)
+        volume.requires_grad_(), points.requires_grad_()
+        distance = function(volume, points, align_corners=True)
+        (slope,) = torch.autograd.grad(distance.sum(), points, create_graph=True)
+        loss = (slope.norm(dim=-1) - 1).square().mean() + distance.abs().mean()
+        grads.append(torch.autograd.grad(loss, (volume, points)))
+    assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mask", [(True, False), (False, True)])
+def test_gradients_only_where_they_are_asked_for(mask):
+    leaves = [
+        x.requires_grad_(need) for x, need in zip(sample((1, 2, 5, 6), (3, 4)), mask, strict=True)
+    ]
+    out = grid_sample(*leaves)
+    raw = torch.ops.octet.grid_sample_backward(out.detach(), *leaves, 0, 0, False, *mask, False)
+    assert [x.numel() > 0 for x in raw] == [*mask]
+    out.sum().backward()
+    assert [x.grad is not None for x in leaves] == [*mask]
+    assert not grid_sample(*(x.detach() for x in leaves)).requires_grad
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_empty_inputs(dims, device):
+    """No images, channels or points give an empty output, and gradients of 0."""
+    for B, C, points in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
+        input, grid = sample((B, C, 5, 6, 7)[: dims + 2], (points,) * dims, device)
+        out = grid_sample(input, grid)
+        assert out.shape == (B, C) + (points,) * dims
+        grads = grid_sample_bw(out, input, grid, output_mask=(True, True))
+        assert_close([*grads], [torch.zeros_like(x) for x in (input, grid)])
+
+
+def test_large_enough_for_several_threads(device):
+    """The work is split by points, images, channels or slabs of an axis: the same results."""
+    for size, points in (
+        ((1, 1, 40, 300), (200, 400)), ((1, 3, 50, 60), (150, 150)), ((3, 2, 50, 60), (100, 150)),
+        ((1, 16, 20, 21, 22), (20, 30, 30)), ((1, 40, 30, 30), (50, 60)), ((5, 4, 30, 30), (40, 60)),
+    ):  # fmt: skip
+        input, grid = sample(size, points, device, torch.float32, reach=1.1)
+        for dtype, last in itertools.product(DTYPES[::2], (False, True)):
+            image = input.to(dtype)
+            image = image.contiguous(memory_format=LAST[len(points)]) if last else image
+            check(image, grid, "bilinear", "border")
+        if device == "cpu":
+            results = [all_of(grid_sample, input, grid)]
+            threads = torch.get_num_threads()
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                results.append(all_of(grid_sample, input, grid))
+                torch.set_num_threads(threads)
+                assert all(map(torch.equal, results[0], results[-1]))
+
+
+def test_same_bits_in_every_run(device):
+    input, grid = sample((1, 9, 12, 13, 14), (10, 40, 50), device, torch.float32)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for dtype in (torch.float32, torch.float16):
+            runs = [all_of(grid_sample, input.to(dtype), grid) for _ in range(4)]
+            assert all(all(map(torch.equal, runs[0], run)) for run in runs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_registered_operators_pass_opcheck(device):
+    leaves = [x.requires_grad_() for x in sample((2, 2, 4, 5), (3, 4), device)]
+    to_leaves = [torch.randn_like(x) for x in leaves]
+    grad_out = torch.randn(2, 2, 3, 4, device=device).double().requires_grad_()
+    forward, backward = torch.ops.octet.grid_sample, torch.ops.octet.grid_sample_backward
+    torch.library.opcheck(forward.default, (*leaves, 0, 1, False))
+    torch.library.opcheck(backward.default, (grad_out, *leaves, 0, 1, False, True, True, False))
+    half = [x.detach().half() for x in (grad_out, *leaves)]
+    torch.library.opcheck(backward.default, (*half, 2, 0, True, True, False, False))
+    second, flags = torch.ops.octet.grid_sample_backward_backward.default, (True, True, True, False)
+    torch.library.opcheck(second, (*to_leaves, grad_out, *leaves, 0, 1, False, *flags))
+    torch.library.opcheck(second, (half[1], None, *half, 0, 1, False, True, False, True, False))
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch.compile itself says
+def test_compiles_as_one_graph(device):
+    leaves = [x.requires_grad_() for x in sample((2, 3, 8, 9), (10, 11), device, torch.float32)]
+
+    def loss(input, grid):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return grid_sample(input * 2, grid, "bilinear", "border").square().sum()
+
+    results = []
+    for run in (loss, torch.compile(loss, fullgraph=True, dynamic=True)):
+        value = run(*leaves)
+        results.append([value.detach(), *torch.autograd.grad(value, leaves)])
+    assert_close(*results)
+
+
+def test_function_transforms():
+    images, grids = sample((3 * 2, 2, 5, 6), (3, 4))
+    images, grids = images.unflatten(0, (3, 2)), grids.unflatten(0, (3, 2))
+
+    def loss(input, grid):
+        return grid_sample(input, grid, "bilinear", "border").pow(3).sum()
+
+    grad = torch.func.grad(loss, argnums=(0, 1))
+
+    def twice(input, grid):
+        return torch.func.grad(lambda *x: sum(g.square().sum() for g in grad(*x)))(input, grid)
+
+    for dims in ((0, 0), (0, None), (None, 0), (2, 0)):
+        args = [
+            x[0] if d is None else x.movedim(0, d)
+            for x, d in zip((images, grids), dims, strict=True)
+        ]
+        each = [
+            [x if d is None else x.select(d, i) for x, d in zip(args, dims, strict=True)]
+            for i in range(3)
+        ]
+        for function in (grid_sample, grad, twice):
+            ours = torch.vmap(function, dims)(*args)
+            single = [function(*a) for a in each]
+            if isinstance(ours, tuple):
+                single = tuple(map(torch.stack, zip(*single, strict=True)))
+            else:
+                single = torch.stack(single)
+            assert_close(ours, single)
+    nested = torch.vmap(torch.vmap(lambda x, g: grid_sample(x[None], g[None])))(images, grids)
+    assert_close(nested[:, :, 0], torch.vmap(grid_sample)(images, grids))
+
+
+def test_autocast(device):
+    """On CUDA the widest type of the two, on the CPU float32; float64 stays; as torch has it."""
+    for dtypes in itertools.product((torch.float32, torch.float16, torch.float64), repeat=2):
+        input, grid = (
+            x.to(d) for x, d in zip(sample((1, 2, 5, 6), (3, 4), device), dtypes, strict=True)
+        )
+        with torch.autocast(device, dtype=torch.bfloat16 if device == "cpu" else torch.float16):
+            ours = grid_sample(input, grid)
+            if torch.float64 not in dtypes:
+                theirs = F.grid_sample(input, grid, align_corners=False)
+                assert ours.dtype == theirs.dtype
+                assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+        with torch.autocast(device, enabled=False):
+            assert grid_sample(input, grid).dtype == dtypes[0]
+
+
+def test_more_than_2_31_elements():
+    """Offsets beyond 32 bits, on memory that one pixel or row stands for."""
+    row = torch.arange(200.0)
+    grid = torch.tensor([[-1.0, 0.9], [-0.5, 1.0], [1.0, -1.0]]).view(1, 1, 3, 2)
+    for C in (1, 6):
+        images = [row.expand(1, C, size, 200) for size in (2**24, 3)]
+        assert_close(*(grid_sample(x, grid, "bilinear", "border", True) for x in images))
+    tall = torch.zeros(1).as_strided((1, 1, 40, 3), (0, 0, 0, 0))
+    strided = torch.rand(3).as_strided((1, 3, 2**16, 2**16), (3, 1, 0, 0))
+    out = grid_sample(strided, torch.rand(1, 5, 7, 2) - 0.5)
+    assert_close(out, strided[:, :, :5, :7])
+    assert grid_sample(tall, grid).abs().sum() == 0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("last", [False, True])
+def test_more_than_2_31_elements_in_memory(last):
+    input = torch.zeros(1, 8, 2**14 + 64, 2**14, device="cuda", dtype=torch.float16)
+    input = input.contiguous(memory_format=torch.channels_last) if last else input
+    corner = input[..., -20:, -30:]
+    corner.copy_(torch.rand(corner.shape, device="cuda"))
+    x = torch.linspace(-0.9, 0.9, 25, dtype=torch.float64, device="cuda")
+    grid = torch.stack(torch.meshgrid(x, x, indexing="xy"), -1)[None]
+    sizes = torch.tensor([2**14, 2**14 + 64], device="cuda")
+    span = torch.tensor([30, 20], device="cuda")
+    whole = (1 - (1 - grid) * (span - 1) / (sizes - 1)).float()
+    small = (1 - (1 - whole.double()) * (sizes - 1) / (span - 1)).float()
+    assert_close(
+        grid_sample(input, whole, align_corners=True), grid_sample(corner, small, align_corners=True),
+        rtol=0, atol=2e-2,
+    )  # fmt: skip
+    grad_out = torch.ones(1, 8, 25, 25, device="cuda", dtype=torch.float16)
+    ours = grid_sample_bw(grad_out, input, whole, align_corners=True)
+    expected = grid_sample_bw(grad_out, corner, small, align_corners=True)
+    assert_close(ours[..., -20:, -30:], expected, rtol=0, atol=5e-2)
+    assert ours[..., :-20, :].abs().amax() == 0
+
+
+@pytest.mark.cuda
+def test_current_stream_and_graphs():
+    """Kernels wait for what is queued before them in the caller's stream, and can be captured."""
+    input, grid = sample((1, 8, 50, 60), (300, 400), "cuda", torch.float32)
+    expected = grid_sample(input, grid)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        later = torch.zeros_like(input)
+        torch.cuda._sleep(50_000_000)
+        later.copy_(input)
+        out = grid_sample(later, grid)
+    side.synchronize()
+    assert torch.equal(out, expected)
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = grid_sample(input, grid)
+                grads = grid_sample_bw(out, input, grid, output_mask=(True, True))
+            input.mul_(2)
+            graph.replay()
+            assert torch.equal(out, grid_sample(input, grid))
+            again = grid_sample_bw(out, input, grid, output_mask=(True, True))
+            assert_close(grads, again, rtol=1e-4, atol=1e-3)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def test_bad_input_gets_one_clear_message():
+    input, grid = torch.rand(2, 3, 4, 5), torch.rand(2, 6, 7, 2)
+    meta = "is on the meta device, which holds no data; make it on the CPU or a CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"
+    types = "must be float32, float64, float16 or bfloat16, got int32; convert it, e.g."
+    for arguments, kind, message in (
+        ((input[0], grid), RuntimeError, "input must be (N, C, H, W) or (N, C, D, H, W), got (3, 4, 5)"),
+        ((input, grid[0]), RuntimeError, "grid must be (N, H_out, W_out, 2) for an input of 4 dimensions, got (6, 7, 2)"),
+        ((input[:, :, None], grid), RuntimeError, "grid must be (N, D_out, H_out, W_out, 3) for an input of 5 dimensions, got (2, 6, 7, 2)"),
+        ((input, torch.rand(2, 6, 7, 3)), RuntimeError, "grid must be (N, H_out, W_out, 2) for an input of 4 dimensions, got (2, 6, 7, 3)"),
+        ((input, grid[:1]), RuntimeError, "grid must have the batch size of input, 2, got (1, 6, 7, 2); expand it, e.g. grid.expand(2, -1, -1, -1)"),
+        ((input[..., :0], grid), RuntimeError, "input must have at least one pixel along each axis, got (2, 3, 4, 0)"),
+        ((input.int(), grid), RuntimeError, f"input {types} input.float()"),
+        ((input, grid.int()), RuntimeError, f"grid {types} grid.float()"),
+        ((input.to_sparse(), grid), RuntimeError, "input must be a dense tensor, got a sparse or packed one; use input.to_dense()"),
+        ((input.numpy(), grid), TypeError, "input must be a torch.Tensor, got ndarray; convert it with torch.from_numpy()"),
+        ((input, [[1.0]]), TypeError, "grid must be a torch.Tensor, got list; convert it with torch.tensor()"),
+        ((input.to("meta"), grid), RuntimeError, f"input {meta}"),
+        ((input, grid, "linear"), ValueError, "mode must be 'bilinear', 'nearest' or 'bicubic', got 'linear'"),
+        ((input, grid, "bilinear", "edge"), ValueError, "padding_mode must be 'zeros', 'border' or 'reflection', got 'edge'"),
+        ((input, grid, "bilinear", None), ValueError, "padding_mode must be 'zeros', 'border' or 'reflection', got None"),
+        ((input[:, :, None], torch.rand(2, 1, 6, 7, 3), "bicubic"), RuntimeError, "mode 'bicubic' needs an input (N, C, H, W), got (2, 3, 1, 4, 5)"),
+    ):  # fmt: skip
+        for form in (grid_sample, grid_sample_fw):
+            with pytest.raises(kind) as caught:
+                form(*arguments)
+            assert type(caught.value) is kind and str(caught.value) == f"grid_sample: {message}"
+        if not isinstance(arguments[0], torch.Tensor) or arguments[0].dtype == torch.int32:
+            continue
+        if kind is ValueError or arguments[0].layout == torch.strided:  # torch raises the same kind
+            with pytest.raises((kind, NotImplementedError)):
+                F.grid_sample(*arguments, align_corners=False)
+
+
+def test_bad_input_of_the_backward():
+    input, grid = torch.rand(2, 3, 4, 5), torch.rand(2, 6, 7, 2)
+    out = grid_sample(input, grid)
+    for grad_out, message in (
+        (out[:1], "grad_out must have shape (2, 3, 6, 7), got (1, 3, 6, 7)"),
+        (out[0], "grad_out must have shape (2, 3, 6, 7), got (3, 6, 7)"),
+        (out.double(), "grad_out must have the dtype of input, float32, got float64"),
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            grid_sample_bw(grad_out, input, grid)
+        assert str(caught.value) == f"grid_sample: {message}"
+    with pytest.raises(ValueError, match="output_mask must be two flags"):
+        grid_sample_bw(out, input, grid, output_mask=(False, False))
+    with pytest.raises(TypeError, match="grad_out must be a torch"):
+        grid_sample_bw(None, input, grid)
+    raw = torch.ops.octet
+    with pytest.raises(
+        ValueError, match=r"interpolation_mode must be 0 \(bilinear\), 1 \(nearest\) or 2"
+    ):
+        raw.grid_sample(input, grid, 3, 0, False)
+    with pytest.raises(ValueError, match=r"padding_mode must be 0 \(zeros\), 1 \(border\) or 2"):
+        raw.grid_sample(input, grid, 0, -1, False)
+    flags = False, True, True, True, False
+    second = raw.grid_sample_backward_backward
+    with pytest.raises(RuntimeError, match="needs to_grad_input or to_grad_grid, got neither"):
+        second(None, None, out, input, grid, 0, 0, *flags)
+    with pytest.raises(RuntimeError, match="second derivative of mode 'bicubic' has no kernel"):
+        second(input, grid, out, input, grid, 2, 0, *flags)
+    with pytest.raises(RuntimeError, match=r"to_grad_grid must have shape \(2, 6, 7, 2\)"):
+        second(input, grid[:1], out, input, grid, 0, 0, *flags)
+
+
+@pytest.mark.cuda
+def test_mixed_devices():
+    input, grid = sample((1, 2, 4, 5), (3, 3))
+    with pytest.raises(RuntimeError, match=r"grid must be on the device of input, cuda:0, got cpu"):
+        grid_sample(input.cuda(), grid)
