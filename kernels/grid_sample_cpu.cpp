@@ -23,7 +23,7 @@ namespace {
 // Once compiled for all callers: a kernel file should take seconds.
 #define NOINLINE __attribute__((noinline))
 
-constexpr int kBlock = 64;  // points
+constexpr int kBlock = 128;  // points
 constexpr int kRow = 64;    // channels of a row taken at a time
 constexpr int kMostTaps = 16;
 
@@ -204,12 +204,13 @@ struct Block {
     }
     /// Forgets taps outside of [begin, end) of the slowest axis; whether any are left.
     bool keep(int64_t begin, int64_t end) {
+        const int n = count, low = int(begin), high = int(end);
         Axis<A>& slow = axis[outermost];
         int left = 0, gone = 0;
         for (int k = 0; k < taps; ++k)
-            for (int i = 0; i < count; ++i) {
+            for (int i = 0; i < n; ++i) {
                 const int at = slow.index[k][i];
-                const bool out = (at < begin) | (at >= end);
+                const bool out = (at < low) | (at >= high);
                 slow.index[k][i] = out ? -1 : at;
                 gone |= out, left |= !out;
             }
@@ -219,6 +220,7 @@ struct Block {
     /// Each tap's place in a tensor; -1 outside.
     template <typename I>
     NOINLINE void offsets(const int64_t (&stride)[5], I (*to)[kBlock]) {
+        const int n = count;
         inside = axis[0].inside & axis[1].inside & axis[2].inside;
         const I sz = I(stride[2]), sy = I(stride[3]), sx = I(stride[4]);
         for (int z = 0; z < taps_of(0); ++z)
@@ -226,12 +228,11 @@ struct Block {
                 for (int x = 0; x < taps; ++x, ++to) {
                     const int32_t *iz = axis[0].index[z], *iy = axis[1].index[y],
                                   *ix = axis[2].index[x];
-                    I* at = *to;
+                    I* __restrict at = *to;
                     if (inside)
-                        for (int i = 0; i < count; ++i)
-                            at[i] = iz[i] * sz + iy[i] * sy + ix[i] * sx;
+                        for (int i = 0; i < n; ++i) at[i] = iz[i] * sz + iy[i] * sy + ix[i] * sx;
                     else
-                        for (int i = 0; i < count; ++i)
+                        for (int i = 0; i < n; ++i)
                             at[i] = (iz[i] | iy[i] | ix[i]) < 0
                                         ? I(-1)
                                         : iz[i] * sz + iy[i] * sy + ix[i] * sx;
@@ -239,6 +240,7 @@ struct Block {
     }
     /// Adds to each tap's weight, in which the axes of `derived` (bits) are differentiated.
     NOINLINE void weights(int derived, const A* factor, bool add, A (*to)[kBlock]) const {
+        const int n = count;
         const auto along = [&](int a, int k) {
             return derived >> a & 1 ? axis[a].slope[k] : axis[a].weight[k];
         };
@@ -246,13 +248,13 @@ struct Block {
             for (int y = 0; y < taps; ++y)
                 for (int x = 0; x < taps; ++x, ++to) {
                     const A *wz = along(0, z), *wy = along(1, y), *wx = along(2, x);
-                    A* w = *to;
+                    A* __restrict w = *to;
                     if (!factor)
-                        for (int i = 0; i < count; ++i) w[i] = wz[i] * wy[i] * wx[i];
+                        for (int i = 0; i < n; ++i) w[i] = wz[i] * wy[i] * wx[i];
                     else if (!add)
-                        for (int i = 0; i < count; ++i) w[i] = factor[i] * wz[i] * wy[i] * wx[i];
+                        for (int i = 0; i < n; ++i) w[i] = factor[i] * wz[i] * wy[i] * wx[i];
                     else
-                        for (int i = 0; i < count; ++i) w[i] += factor[i] * wz[i] * wy[i] * wx[i];
+                        for (int i = 0; i < n; ++i) w[i] += factor[i] * wz[i] * wy[i] * wx[i];
                 }
     }
 };

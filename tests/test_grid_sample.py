@@ -109,7 +109,7 @@ def test_torchs_own_samples(name, dtype, device, monkeypatch):
         eps = torch.finfo(dtype).eps
         for x, y in zip(ours, theirs, strict=True):
             scale = max(float(y.abs().max()), 1)
-            assert_close(x.to(work), y, rtol=eps, atol=50 * torch.finfo(work).eps * scale)
+            assert_close(x.to(work), y, rtol=eps, atol=200 * torch.finfo(work).eps * scale)
         count += 1
     assert count >= 10
 
