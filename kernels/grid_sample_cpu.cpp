@@ -12,6 +12,9 @@
 // Each pixel's sum is in the order of points however that is done, so results never depend on the
 // number of threads.
 #pragma GCC optimize("no-trapping-math")  // comparisons may be vectorised
+#ifdef __AVX512F__                        // gathers of 16 are slower than two of 8
+#pragma GCC target("prefer-vector-width=256")
+#endif
 #include <algorithm>
 #include <numeric>
 #include <type_traits>
@@ -24,7 +27,7 @@ namespace {
 #define NOINLINE __attribute__((noinline))
 
 constexpr int kBlock = 128;  // points
-constexpr int kRow = 64;    // channels of a row taken at a time
+constexpr int kRow = 64;     // channels of a row taken at a time
 constexpr int kMostTaps = 16;
 
 /// The taps of a block of points along one axis.
@@ -302,9 +305,12 @@ struct Plan {
         upstream = field(p.to_grad_input, p.to_grad_input_stride, p);
         target = field(p.grad_input, p.grad_input_stride, p);
         const bool dense = p.P * taps(p) >= 2 * V && work > fair;
-        const bool reads_input = !p.grad_out || p.grad_grid || (p.to_grad_grid && p.out);
+        const bool flat = p.interpolation == Interpolation::kNearest;
+        const bool reads_input = !p.grad_out || (p.grad_grid && !flat) || (p.to_grad_grid && p.out);
         const bool reads = reads_input || (p.to_grad_input && p.out);
-        copy = reads && dense && (p.C >= 4 || !exact) &&
+        // A copy pays where reads by planes would miss the cache: many channels, or a volume.
+        const bool misses = p.C >= (p.D == 3 ? 4 : 32) && p.C * V * element > 1 << 20;
+        copy = reads && dense && (misses || !exact) &&
                !(exact && input.rows && (!upstream.data || upstream.rows));
         sum = p.grad_input && (!exact || (dense && p.C >= 4 && !target.rows));
         if (!copy && (!exact || (upstream.data && input.rows != upstream.rows)))
@@ -406,6 +412,18 @@ NOINLINE void fetch(const E* __restrict in, const I* __restrict at, int n, bool 
         for (int i = 0; i < n; ++i) to[i] = at[i] < 0 ? Acc<E>(0) : load(in[at[i]]);
 }
 
+/// to[0][i] and to[1][i] = the neighbours in[at[i]] and in[at[i] + 1], each pair in one load.
+template <typename A, typename I>
+NOINLINE void fetch_pairs(const A* __restrict in, const I* __restrict at, int n,
+                          A (*__restrict to)[kBlock]) {
+    struct Pair {
+        A left, right;
+    };
+    Pair pair[kBlock];
+    for (int i = 0; i < n; ++i) memcpy(&pair[i], in + at[i], sizeof(Pair));
+    for (int i = 0; i < n; ++i) to[0][i] = pair[i].left, to[1][i] = pair[i].right;
+}
+
 /// All steps on points, in the accumulating type A.
 template <typename A>
 class Steps {
@@ -418,7 +436,7 @@ class Steps {
     int32_t narrow[kMostTaps][kBlock];
     A weight[kMostTaps][kBlock], along[3][kMostTaps][kBlock], dots[kMostTaps][kBlock];
     A tile[kBlock][kRow];
-    A values[kBlock], pixel[kBlock], to_grid[3][kBlock];
+    A values[kBlock], pixel[2][kBlock], to_grid[3][kBlock];
 
     /// A field's element type: that of the input where it has not been copied.
     template <typename Body>
@@ -442,10 +460,19 @@ class Steps {
             using E = decltype(element);
             const E* in =
                 static_cast<const E*>(f.data) + block.image * f.stride[0] + c * f.stride[1];
+            if constexpr (std::is_same_v<E, A>)
+                if (block.inside && block.taps == 2 && f.stride[4] == 1) {
+                    for (int m = 0; m < M; m += 2) {
+                        small ? fetch_pairs(in, narrow[m], block.count, pixel)
+                              : fetch_pairs(in, wide[m], block.count, pixel);
+                        body(m, pixel[0]), body(m + 1, pixel[1]);
+                    }
+                    return;
+                }
             for (int m = 0; m < M; ++m) {
-                small ? fetch(in, narrow[m], block.count, block.inside, pixel)
-                      : fetch(in, wide[m], block.count, block.inside, pixel);
-                body(m);
+                small ? fetch(in, narrow[m], block.count, block.inside, pixel[0])
+                      : fetch(in, wide[m], block.count, block.inside, pixel[0]);
+                body(m, pixel[0]);
             }
         });
     }
@@ -503,9 +530,8 @@ class Steps {
                 std::fill_n(values, block.count, A(0));
                 for (const Term& term : terms) {
                     find(term);
-                    each_tap(*term.field, c, [&](int m) {
-                        for (int i = 0; i < block.count; ++i)
-                            values[i] += term.weight[m][i] * pixel[i];
+                    each_tap(*term.field, c, [&](int m, const A* x) {
+                        for (int i = 0; i < block.count; ++i) values[i] += term.weight[m][i] * x[i];
                     });
                 }
                 write_out(c, values, 1);
@@ -543,8 +569,8 @@ class Steps {
             for (int m = 0; m < M; ++m) std::fill_n(dots[m], block.count, A(0));
             for (int64_t c = 0; c < p.C; ++c) {
                 read_grad(c, values);
-                each_tap(f, c, [&](int m) {
-                    for (int i = 0; i < block.count; ++i) dots[m][i] += values[i] * pixel[i];
+                each_tap(f, c, [&](int m, const A* x) {
+                    for (int i = 0; i < block.count; ++i) dots[m][i] += values[i] * x[i];
                 });
             }
             for (int d = 0; d < p.D; ++d)
