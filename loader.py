@@ -53,6 +53,7 @@ _FORMS = ("", "_fw", "_bw", "_reference")
 
 # Public names that few processes use, and the module below `loader.jit` that has each.
 _ELSEWHERE = {
+    "accelerate_torch": "accelerate",
     "Library": "library",
     "load": "inline",
     "load_inline": "inline",
