@@ -7,6 +7,7 @@ called again.
 """
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,6 +15,9 @@ import torch
 from .errors import BuildError
 
 _WITHOUT_SWAP = b"_ZN5torch7Library"  # what torch/library.h calls, which cannot be held back
+
+# Called once other kernels are in use: what holds on to more of a library than its operators.
+FOLLOWERS: list[Callable[[], None]] = []
 
 
 class Swap:
@@ -35,10 +39,12 @@ class Swap:
         if error := self._library.octet_swap_commit(self._new.encode()):
             raise BuildError(f"{self.unit}: torch refused the new kernels ({error})", self.unit)
         self._new = "0" * len(self._new)
+        _follow()
 
     def withdraw(self) -> None:
         """Let what was there before be called again, unless something newer is."""
         self._library.octet_swap_withdraw()
+        _follow()
 
     def _schemas(self) -> str:
         """A 1 for each schema that torch does not know yet, a 0 for all else that is registered."""
@@ -63,3 +69,8 @@ class Swap:
                 self.unit,
             )
         return False
+
+
+def _follow() -> None:
+    for follow in FOLLOWERS:
+        follow()
