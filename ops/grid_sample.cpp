@@ -251,3 +251,5 @@ STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
     m.impl("grid_sample_backward", TORCH_BOX(&grid_sample_backward));
     m.impl("grid_sample_backward_backward", TORCH_BOX(&grid_sample_backward_backward));
 }
+
+#include "grid_sample_aten.h"  // needs what stands above
