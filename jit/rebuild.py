@@ -30,6 +30,7 @@ from .units import Sources
 from .worker import drop_stale_objects
 
 SWAP = Path(__file__).with_name("swap.cpp")
+_QUIETLY = SWAP.parent.parent / "include" / "quietly.h"  # which it includes
 _numbers = count()
 
 _PTXAS = re.compile(
@@ -142,7 +143,7 @@ def rebuild(session: Session, name: str, jobs: int = 0) -> Rebuilt:
 
 def swap_object(work: Path) -> Path:
     """swap.cpp compiled, in the folder `work`."""
-    text = SWAP.read_bytes()
+    text = SWAP.read_bytes() + _QUIETLY.read_bytes()
     found = work / f"swap-{hashlib.sha256(text).hexdigest()[:16]}.o"
     if not found.exists():
         draft = found.with_name(f"{found.name}-{os.getpid()}")

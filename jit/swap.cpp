@@ -3,9 +3,10 @@
 //
 // The functions have the names of torch's C interface. Hidden, they bind within the library, which
 // is otherwise made of the same objects as the one in the store.
-#include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "../include/quietly.h"
 
 #define HIDDEN __attribute__((visibility("hidden")))
 #define PUBLIC __attribute__((visibility("default")))
@@ -13,11 +14,11 @@
 namespace {
 
 using Kernel = void (*)(uint64_t* stack, uint64_t inputs, uint64_t outputs);
-using Init = int32_t (*)(const char* ns, const char* k, const char* file, uint32_t line, void**);
-using InitFragment = int32_t (*)(const char* ns, const char* file, uint32_t line, void**);
-using Define = int32_t (*)(void* library, const char* schema);
-using Implement = int32_t (*)(void* library, const char* name, Kernel, uint64_t version);
-using Delete = int32_t (*)(void* library);
+using Init = int32_t(const char* ns, const char* k, const char* file, uint32_t line, void**);
+using InitFragment = int32_t(const char* ns, const char* file, uint32_t line, void**);
+using Define = int32_t(void* library, const char* schema);
+using Implement = int32_t(void* library, const char* name, Kernel, uint64_t version);
+using Delete = int32_t(void* library);
 
 constexpr int kMost = 64;
 
@@ -62,35 +63,6 @@ int32_t keep_entry(void* library, const char* text, Kernel kernel, uint64_t vers
     return 0;
 }
 
-/// A function of torch's under its own name, not the one below.
-template <typename Function>
-Function real(const char* name, const char* library = "libtorch_cpu.so") {
-    void* const torch = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-    return torch ? reinterpret_cast<Function>(dlsym(torch, name)) : nullptr;
-}
-
-/// While one lives, torch does not say on this thread that a kernel was overridden, which is what
-/// happens here on purpose. Laid out as c10::WarningHandler is, by the Itanium C++ ABI.
-class Quietly {
-  public:
-    Quietly() {
-        const auto get = real<Quietly* (*)()>("_ZN3c1012WarningUtils19get_warning_handlerEv", kC10);
-        if (!get || !set_) return;
-        before_ = get();
-        set_(this);
-    }
-    virtual ~Quietly() {
-        if (before_) set_(before_);
-    }
-    virtual void process(const void*) {}
-
-  private:
-    static constexpr const char* kC10 = "libc10.so";
-    void (*const set_)(Quietly*) = real<void (*)(Quietly*)>(
-        "_ZN3c1012WarningUtils19set_warning_handlerEPNS_14WarningHandlerE", kC10);
-    Quietly* before_ = nullptr;
-};
-
 }  // namespace
 
 extern "C" {
@@ -132,10 +104,10 @@ PUBLIC int octet_swap_entry(int i, const char** ns, const char** key, const char
 /// Registers the kernels, ahead of those that were there: from here on calls come to this library.
 /// `schemas` has a 1 for each entry that is a schema which torch does not know yet. 0, or an error.
 PUBLIC int octet_swap_commit(const char* schemas) {
-    const auto init = real<Init>("aoti_torch_library_init_impl");
-    const auto fragment = real<InitFragment>("aoti_torch_library_init_fragment");
-    const auto define = real<Define>("aoti_torch_library_def");
-    const auto implement = real<Implement>("torch_library_impl");
+    const auto init = of_torch<Init>("aoti_torch_library_init_impl");
+    const auto fragment = of_torch<InitFragment>("aoti_torch_library_init_fragment");
+    const auto define = of_torch<Define>("aoti_torch_library_def");
+    const auto implement = of_torch<Implement>("torch_library_impl");
     if (!init || !fragment || !define || !implement) return 1;
     const Quietly quietly;
     for (int i = 0; i < entry_count; ++i) {
@@ -160,7 +132,7 @@ PUBLIC int octet_swap_commit(const char* schemas) {
 
 /// Takes the kernels back; those that were there before are in place again, unless newer ones are.
 PUBLIC void octet_swap_withdraw() {
-    const auto remove = real<Delete>("aoti_torch_delete_library_object");
+    const auto remove = of_torch<Delete>("aoti_torch_delete_library_object");
     for (int b = 0; b < block_count; ++b) {
         if (blocks[b].registered) remove(blocks[b].registered);
         blocks[b].registered = nullptr;
