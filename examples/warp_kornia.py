@@ -1,0 +1,153 @@
+"""Run kornia as it stands on this library's kernels: what `loader.accelerate_torch` is for.
+
+A photograph (a cup of coffee, 400 x 600 pixels, from scikit-image) goes through kornia's
+`warp_perspective`, `remap` and `undistort_image`, first as they are, then inside
+`with loader.accelerate_torch():`. Results are compared and times shown, of gradients too.
+
+    python examples/warp_kornia.py [--device cpu] [--batch 4] [--out picture.png]
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import torch
+
+import loader
+
+try:
+    import matplotlib
+    from kornia.geometry.calibration import undistort_image
+    from kornia.geometry.transform import get_perspective_transform, remap, warp_perspective
+    from skimage import data
+except ImportError as missing:
+    sys.exit(f"warp_kornia: {missing}; pip install kornia scikit-image matplotlib")
+
+# The table, seen from the side, as if from above: these corners (x, y) go to the picture's own.
+CORNERS = [[95.0, 20.0], [520.0, 45.0], [640.0, 400.0], [-40.0, 380.0]]
+TURN = 1.2  # radians at the middle of the swirl, which fades with the square of the radius
+
+
+def from_above(photos: torch.Tensor) -> torch.Tensor:
+    """Homographies (N, 3, 3) that bring CORNERS to the corners of the photographs (N, 3, H, W)."""
+    H, W = photos.shape[-2:]
+    to = torch.tensor([[0.0, 0.0], [W - 1.0, 0.0], [W - 1.0, H - 1.0], [0.0, H - 1.0]])
+    found = get_perspective_transform(torch.tensor(CORNERS)[None], to[None])
+    return found.to(photos.device).expand(len(photos), 3, 3)
+
+
+def swirl(photos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each pixel of a stirred photograph comes from, x and y, each (N, H, W)."""
+    H, W = photos.shape[-2:]
+    y, x = torch.meshgrid(
+        torch.arange(H, device=photos.device) - H / 2.0,
+        torch.arange(W, device=photos.device) - W / 2.0,
+        indexing="ij",
+    )
+    turn = TURN * torch.exp(-(x * x + y * y) / (H / 4) ** 2)
+    sin, cos = torch.sin(turn), torch.cos(turn)
+    maps = W / 2 + cos * x - sin * y, H / 2 + sin * x + cos * y
+    return tuple(at.expand(len(photos), H, W).contiguous() for at in maps)
+
+
+def lens(photos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A camera matrix (N, 3, 3) and coefficients (N, 4) of a wide lens, in OpenCV's order."""
+    (H, W), N = photos.shape[-2:], len(photos)
+    camera = torch.tensor([[W / 2, 0.0, W / 2], [0.0, W / 2, H / 2], [0.0, 0.0, 1.0]])
+    bent = torch.tensor([-0.25, 0.05, 0.0, 0.0])
+    return camera.to(photos.device).expand(N, 3, 3), bent.to(photos.device).expand(N, 4)
+
+
+def tasks(photos: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    """What kornia is to do, by name."""
+    size, homographies = tuple(photos.shape[-2:]), from_above(photos)
+    x, y = swirl(photos)
+    camera, bent = lens(photos)
+
+    def gradient():
+        matrix = homographies.clone().requires_grad_()
+        out = warp_perspective(photos, matrix, size)
+        return torch.autograd.grad((out - photos).square().mean(), matrix)[0]
+
+    return {
+        "warp_perspective": lambda: warp_perspective(photos, homographies, size),
+        "remap": lambda: remap(photos, x, y, padding_mode="reflection", align_corners=True),
+        "undistort_image": lambda: undistort_image(photos, camera, bent),
+        "gradient to homography": gradient,
+    }
+
+
+def turns(run: Callable, device: str) -> tuple[float, float]:
+    """Medians in milliseconds without and with this library's kernels, taking turns."""
+    without, within = [], []
+    for _ in range(7):
+        without.append(loader.time(run, device=device, repeats=1, warmup=1))
+        with loader.accelerate_torch():
+            within.append(loader.time(run, device=device, repeats=1, warmup=1))
+    return statistics.median(without), statistics.median(within)
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest, as a share of the range."""
+    return float((a - b).abs().max() / a.abs().max())
+
+
+def draw(pictures: list[tuple[str, torch.Tensor]], file: Path) -> None:
+    """The pictures, each of them a title and (3, H, W), in rows of four."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 4, figsize=(12, 4.8), facecolor="black")
+    for axis, (name, picture) in zip(axes.flat, pictures, strict=True):
+        axis.imshow(picture.movedim(0, 2).clamp(0, 1).cpu())
+        axis.set_title(name, color="white", fontsize=10)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+
+
+def main() -> None:
+    """Warp without and with our kernels, compare, time, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
+    parser.add_argument("--batch", type=int, default=4, help="photographs at a time")
+    parser.add_argument("--out", type=Path, default=HERE / "out" / "warp_kornia.png")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU here; take --device cpu")
+
+    photo = torch.from_numpy(data.coffee()).to(options.device).movedim(2, 0).float() / 255
+    photos = photo.expand(options.batch, *photo.shape).contiguous()
+    print(f"{' x '.join(map(str, photos.shape))} on {options.device}")
+    # An image point lies at some 600 pixels, within an eps of that and of a few steps to it; from
+    # one pixel to the next the photograph changes by its range at most.
+    allowed = 8 * max(photo.shape) * torch.finfo(torch.float32).eps
+    rows = [("kornia on PyTorch's kernels", photo)], [("loader.accelerate_torch", photo)]
+    for name, run in tasks(photos).items():
+        without = run()
+        with loader.accelerate_torch():
+            within = run()
+        apart, (ms, ms_within) = difference(without, within), turns(run, options.device)
+        print(
+            f"{name:<23}{ms:8.2f} ms, accelerated {ms_within:8.2f} ms ({ms / ms_within:.1f}x), "
+            f"difference {apart:.1e} ({allowed:.1e} allowed)"
+        )
+        if not apart <= allowed:
+            sys.exit(f"warp_kornia: {name}: that is more than rounding can explain")
+        if without.dim() == 4:
+            rows[0].append((f"{name}, {ms:.2f} ms", without[0]))
+            rows[1].append((f"{name}, {ms_within:.2f} ms", within[0]))
+    draw(rows[0] + rows[1], options.out)
+    print(f"without and with: {options.out}")
+
+
+if __name__ == "__main__":
+    main()
