@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -104,7 +105,19 @@ inline void check_same_device(const char* op, const char* first, const Tensor& a
 /// Fresh memory costs a page fault at the first write to each page, which for 4 KiB pages takes
 /// longer than the kernel itself: where it is large the system is asked for 2 MiB pages.
 inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) {
-    Tensor out = torch::stable::new_empty(like, shape);
+    // Not torch::stable::new_empty: that goes through the dispatcher, a microsecond of each call.
+    int64_t strides[64];
+    int32_t dtype, type, index;
+    int64_t step = 1;
+    for (size_t d = shape.size(); d-- > 0; step *= std::max<int64_t>(shape[d], 1))
+        strides[d] = step;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
+    AtenTensorHandle made;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides,
+                                                    dtype, type, index, &made));
+    Tensor out(made);
 #ifdef MADV_HUGEPAGE
     constexpr uintptr_t kPage = 1 << 21;
     const uintptr_t bytes = out.numel() * out.element_size();
