@@ -11,8 +11,9 @@
 // No two threads write the same pixel: they share images, channels, or slabs of the slowest axis.
 // Each pixel's sum is in the order of points however that is done, so results never depend on the
 // number of threads.
-#pragma GCC optimize("no-trapping-math")  // comparisons may be vectorised
-#ifdef __AVX512F__                        // gathers of 16 are slower than two of 8
+// Comparisons may be vectorised; gathers of 16 are slower than two of 8.
+#pragma GCC optimize("no-trapping-math")
+#ifdef __AVX512F__
 #pragma GCC target("prefer-vector-width=256")
 #endif
 #include <algorithm>
@@ -738,7 +739,7 @@ class Steps {
         const int64_t last = all * end / plan.pieces;
         for (int64_t i = all * begin / plan.pieces; i < last; ++i) {
             block.begin(i / blocks, i % blocks * kBlock);
-            block.find_all();
+            if (!p.grad_out || p.out || block.taps > 1) block.find_all();
             run_points();
         }
     }
