@@ -5,6 +5,7 @@
 // V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are
 // then read in words of up to 16 bytes. With V = 1 any strides will do.
 #pragma once
+#include "fixed_point.cuh"
 #include "grid_sample.h"
 #include "vector.cuh"
 
@@ -19,6 +20,13 @@ struct Steps {
     bool fits;
 };
 
+/// Constants of `unnormalized` and of padding with zeros or the border: a coordinate x lies at
+/// ((x + 1) * half * size - less) * scale, held between `least` and `most`.
+template <typename A>
+struct AxisOf {
+    A half, size, less, scale, least, most;
+};
+
 /// What a launch needs beside the parameters. Tensors may stand for those of the caller; a launch
 /// takes points [first, first + count) of images blockIdx.y + image on.
 struct GridSampleJob {
@@ -28,12 +36,23 @@ struct GridSampleJob {
     int point_step;     // so many bytes apart; p.grid is then that of point `first`
     int64_t first, image;
     int count;
-    bool same_steps;    // those of the input and of the sums
-    float last[3];      // the last pixel along z, y, x
-    int processors;     // of the GPU
-    bool wide;          // offsets do not fit in 32 bits
-    int lanes_log2;     // of the threads that share a point
-    DType sum_dtype;    // of what p.grad_input points to: sums of gradients
+    bool same_steps;        // those of the input and of the sums
+    AxisOf<float> axes[3];  // z, y, x
+    AxisOf<double> exact_axes[3];
+    int processors;             // of the GPU
+    bool general;               // offsets do not fit in 32 bits, or sums are in fixed point
+    int lanes_log2;             // of the threads that share a point
+    DType sum_dtype;            // of what p.grad_input points to: sums of gradients
+    unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
+    int64_t places, terms;      // of those
+    template <typename A>
+    __device__ const AxisOf<A>& axis(int d) const {
+        if constexpr (sizeof(A) == 8)
+            return exact_axes[d];
+        else
+            return axes[d];
+    }
+
     const int* choice;  // in device memory: the launch works where it is `chosen`; null: always
     int chosen;
 };
@@ -247,9 +266,10 @@ HD inline int element_size(DType dtype) {
     return dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
 }
 
-/// Adds to element `at` of p.grad_input.
+/// Adds to element `at` of p.grad_input, or to its sum in fixed point.
 template <typename T>
 __device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
+    if (job.fixed) return FixedPoint(job.fixed, job.places, job.terms).add(at, x);
     add_one<T>(job.sum_dtype,
                static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
 }

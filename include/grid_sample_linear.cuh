@@ -179,22 +179,19 @@ __device__ inline Cell<A, D> cell_of(const GridSampleJob& job, const Steps& step
     bool near = true;  // some corner may lie in the image; neither NaN nor beyond an int
 #pragma unroll
     for (int d = 0; d < D; ++d) {
-        const int size = p.size[2 - d];
-        const A last = sizeof(A) == 8 ? A(size - 1) : A(job.last[2 - d]);
-        A u = unnormalized(at.x[d], last + 1, p.align_corners);
-        uint32_t sign = 1;
-        if (p.padding == Padding::kBorder) {
-            if (kSlope && !(u > 0 && u < last)) sign = 0;
-            if (kSlope && u != u) near = false;
-            u = u > 0 ? (u < last ? u : last) : 0;
+        const auto [half, size, less, scale, least, most] = job.template axis<A>(2 - d);
+        A u = ((at.x[d] + 1) * half * size - less) * scale;
+        if (kSlope) {
+            near = near && u == u;
+            cell.flags |= uint32_t(u > least && u < most) << (8 + 2 * d);
         }
+        u = fmin(fmax(u, least), most);
         const A first = floor(u);
-        near = near && first >= -1 && first <= last;
+        near = near && first >= -1 && first < A(p.size[2 - d]);
         const int i = int(first);
         cell.part[d] = u - first;
         cell.base += i * steps.step[2 - d];
-        cell.flags |= uint32_t(i >= 0) << 2 * d | uint32_t(i + 1 < size) << (2 * d + 1);
-        if (kSlope) cell.flags |= sign << (8 + 2 * d);
+        cell.flags |= uint32_t(i >= 0) << 2 * d | uint32_t(i + 1 < p.size[2 - d]) << (2 * d + 1);
         if (kSlope && d == 0) cell.flags |= uint32_t(i & 1) << 16;
     }
     if (near) return cell;
@@ -209,6 +206,7 @@ template <typename T, int V, int D>
 __device__ inline void load_corners(const Steps& steps, const char* in, const Cell<Acc<T>, D>& cell,
                                     Vector<T, V> (&value)[1 << D]) {
     const char* first = in + int64_t(cell.base) * steps.unit;
+    asm("" : "+l"(first));  // one sum for each corner, not one for each part of it
     const auto at = [&](int k) {
         return load_constant<T, V>(reinterpret_cast<const T*>(first + steps.corner[k]));
     };
@@ -306,7 +304,8 @@ __global__ void __launch_bounds__(kThreads)
     using A = Acc<T>;
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
-    const int in_warp = threadIdx.x % 32, lanes = 1 << job.lanes_log2, points = 32 / lanes;
+    const int in_warp = threadIdx.x % 32, lanes = 1 << job.lanes_log2;
+    const int points = 32 >> job.lanes_log2;
     const int64_t b = job.image + blockIdx.y;
     const int i0 =
         (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * points * R + (in_warp & (points - 1));
@@ -330,7 +329,7 @@ __global__ void __launch_bounds__(kThreads)
         A weight[1 << D];
         cell.weights(weight);
 #pragma unroll 1
-        for (int c = in_warp / points; c < C; c += U * lanes) {
+        for (int c = in_warp >> (5 - job.lanes_log2); c < C; c += U * lanes) {
             Vector<T, 1> value[U][1 << D];
 #pragma unroll
             for (int u = 0; u < U; ++u)
@@ -611,7 +610,7 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
             job.lanes_log2 ? linear_forward<T, V, D, false> : linear_forward<T, V, D, true>, job,
             32, stream, job.processors * 8);
     const int each = 32 >> job.lanes_log2;
-    if (job.wide) return launch_points(forward_kernel<T, 1, D, 2>, job, each, stream);
+    if (job.general) return launch_points(forward_kernel<T, 1, D, 2>, job, each, stream);
     if (each < 32) return launch_points(linear_forward_any<T, D, 4, 1>, job, each, stream);
     if (job.p.C == 1) return launch_points(linear_forward_any<T, D, 1, 4>, job, each * 4, stream);
     return launch_points(linear_forward_any<T, D, 4, 2>, job, each * 2, stream);
@@ -630,7 +629,7 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);
     const int each = 32 >> job.lanes_log2;
-    if (job.wide) return launch_points(backward_kernel<T, 1, D, 2>, job, each, stream);
+    if (job.general) return launch_points(backward_kernel<T, 1, D, 2>, job, each, stream);
     return launch_points(job.p.C == 1 ? linear_backward_any<T, D, 1> : linear_backward_any < T, D,
                          D == 2 ? 4 : 2 >, job, each, stream);
 }

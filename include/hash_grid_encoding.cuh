@@ -105,7 +105,7 @@ inline bool whole_grad_out(const HashGridParams& p) {
 /// out of one group of levels (blockIdx.y) for kPoints points. Rows of the output are collected in
 /// shared memory and written by whole sectors.
 template <typename T, int D, int F>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, F <= 2 && sizeof(T) <= 4 ? 6 : 1)
     encode_kernel(const __grid_constant__ HashGridParams p, bool whole) {
     using A = Acc<T>;
     constexpr int kRow = kGroup<T, F> * F;
