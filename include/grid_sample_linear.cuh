@@ -613,6 +613,8 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.general) return launch_points(forward_kernel<T, 1, D, 2>, job, each, stream);
     if (each < 32) return launch_points(linear_forward_any<T, D, 4, 1>, job, each, stream);
     if (job.p.C == 1) return launch_points(linear_forward_any<T, D, 1, 4>, job, each * 4, stream);
+    if (D == 2 && job.p.C >= 8)
+        return launch_points(linear_forward_any < T, D, D == 2 ? 8 : 4, 1 >, job, each, stream);
     return launch_points(linear_forward_any<T, D, 4, 2>, job, each * 2, stream);
 }
 template <typename T, int V>

@@ -330,8 +330,9 @@ Plans plans_of(const GridSampleParams& p) {
     // For each sector that 32 neighbouring points lie in, in each row of each channel.
     double sector = points / 32 * p.C * rows * 1.2 * 32 / kSectors;
     if (p.input_stride[1] == 1) sector *= 1.5 * size / 32;  // one for several channels
-    if (sums) turning *= 2.2, sector *= 5;
-    if (turning > 32 * sector || 32 * sector < kWorthIt || p.P < 1024) return plans;
+    if (sums) turning *= 2.2, sector *= 3;
+    if ((!sums && p.C < 4) || turning > 32 * sector || 32 * sector < kWorthIt || p.P < 1024)
+        return plans;
     plans.take = turning < 2 * sector ? Plans::kTurned : Plans::kProbe;
     plans.few = float(turning / sector);
     return plans;
