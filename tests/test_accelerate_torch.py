@@ -376,7 +376,7 @@ def test_a_forked_child_may_end_it():
 
 
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore")  # what the profiler and Inductor say of themselves
+@pytest.mark.filterwarnings("ignore")  # what the profiler says of itself
 def test_cudnns_operators_are_covered():
     """Bilinear, zeros outside, aligned corners: what torch gives cuDNN."""
     options = {"mode": "bilinear", "padding_mode": "zeros", "align_corners": True}
@@ -388,7 +388,6 @@ def test_cudnns_operators_are_covered():
 
 
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore")  # what the profiler and Inductor say of themselves
 def test_deterministic_algorithms_do_not_raise():
     """Torch has no deterministic backward on CUDA; ours gives the same bits twice."""
     image = torch.rand(1, 4, 9, 9, device="cuda", requires_grad=True)
@@ -406,7 +405,7 @@ def test_deterministic_algorithms_do_not_raise():
 
 
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore")  # what the profiler and Inductor say of themselves
+@pytest.mark.filterwarnings("ignore")  # what Inductor says of itself
 @pytest.mark.parametrize("corners", [False, True])
 def test_compiled_on_cuda(corners, tmp_path):
     image, grid = sample(2, "cuda")
