@@ -19,26 +19,41 @@ class Timer:
     """Medians in microseconds of contenders that take turns, with cold caches.
 
     On a GPU the L2 cache is overwritten before each call. That also keeps work queued ahead, so
-    that what gets timed is the GPU and not the host that launches.
+    that what gets timed is the GPU and not the host that launches. With `seconds`, a slow contender
+    gets no more turns than fit into so long, but at least three.
     """
 
-    def __init__(self, device: str, repeats: int):
-        self.device, self.repeats = torch.device(device), repeats
+    def __init__(self, device: str, repeats: int, seconds: float | None = None):
+        self.device, self.repeats, self.seconds = torch.device(device), repeats, seconds
         self._clock = Clock(self.device)
 
     def __call__(self, contenders: dict[str, Callable]) -> dict[str, dict[str, float]]:
         """Median, 10th and 90th percentile of each contender."""
-        for run in contenders.values():
-            for _ in range(3):
-                run()
+        turns = {name: self._warm_up(run) for name, run in contenders.items()}
         taken = {name: [] for name in contenders}
-        for _ in range(self.repeats):
+        for turn in range(max(turns.values())):
             for name, run in contenders.items():
-                taken[name].append(self._clock.once(run))
+                if turn < turns[name]:
+                    taken[name].append(self._clock.once(run))
         return {
             name: _summary([1e3 * ms for ms in self._clock.results(calls)])
             for name, calls in taken.items()
         }
+
+    def _warm_up(self, run: Callable) -> int:
+        """Compile, allocate, fill caches; how many turns a contender then gets."""
+        turns = self.repeats
+        for call in range(3):
+            start = time.perf_counter()
+            run()
+            if self.seconds and call:
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                once = time.perf_counter() - start
+                turns = max(3, min(self.repeats, int(self.seconds / once)))
+                if once > self.seconds:
+                    break
+        return turns
 
     def copy_bandwidth(self) -> float:
         """Bytes read and written per microsecond by `y.copy_(x)` on a large tensor: the limit."""
