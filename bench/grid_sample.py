@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import torch
-import torch._dynamo
 import torch._functorch.config
 import torch.nn.functional as F
 
@@ -225,17 +224,24 @@ def show(row):
     )
 
 
-def conclude(rows):
-    """Geometric means against F.grid_sample in the layout that suits it best, and the worst."""
+def means(rows):
+    """Direction, dtype and layout to the geometric means of `factors`."""
     groups = {}
     for row in rows:
         for layout, found in factors(row).items():
-            groups.setdefault((row["direction"], row["dtype"], layout), []).append((found, row))
-    for (direction, dtype, layout), members in groups.items():
-        same, best = (geometric_mean(found[i] for found, _ in members) for i in (0, 1))
+            groups.setdefault((row["direction"], row["dtype"], layout), []).append(found)
+    return {
+        group: [geometric_mean(column) for column in zip(*found, strict=True)]
+        for group, found in groups.items()
+    }
+
+
+def conclude(rows):
+    """Geometric means against F.grid_sample in the layout that suits it best, and the worst."""
+    for (direction, dtype, layout), (same, best) in means(rows).items():
         print(
-            f"{direction:<17} {dtype:<8} {layout:<15} {best:6.2f}x F.grid_sample's best layout, "
-            f"{same:6.2f}x the same, geometric means of {len(members)}"
+            f"{direction:<17} {dtype:<8} {layout:<15} geometric means: {best:6.2f}x "
+            f"F.grid_sample's best layout, {same:6.2f}x the same"
         )
     worst = [
         (min(found), i, layout)
@@ -258,13 +264,15 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
     torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
-    torch._dynamo.config.recompile_limit = 16  # dtypes, layouts and channels of the images
     begun = time.perf_counter()
     timer = Timer(options.device, options.repeats, options.seconds)
     limit = timer.copy_bandwidth()
     print(f"copy: {limit / 1e6:.3f} TB/s", flush=True)
     cases = (CASES if cuda else CPU_CASES)[:: 3 if options.quick else 1]
-    compiled = None if options.quick else torch.compile(by_torch, dynamic=False)
+    compiled = None
+    if not options.quick:
+        compiled = torch.compile(by_torch, dynamic=False)
+        torch._dynamo.config.recompile_limit = 16  # dtypes, layouts and channels of the images
     rows = [
         row
         for dtype in DTYPES[: 2 if cuda else 1]

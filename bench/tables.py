@@ -8,38 +8,94 @@ import loader
 from harness import RESULTS, source_key
 
 PEERS = ("eager", "compile", "tutorial")
+OWN = ("lut3d", "hash_grid", "grid_sample", "growth")  # result files that `kernels` leaves out
 _MARK = "<!-- `python -m loader bench tables` makes this: {} -->"
 _END = "<!-- end -->"
 
 
 def kernels() -> str:
     """A table for each operator and device: its cases, times as multiples of ours for the peers."""
-    records = ((path, json.loads(path.read_text())) for path in sorted(RESULTS.glob("*.json")))
-    return "\n".join(_kernels(r) for _, r in reversed([*records]) if "us" in r["rows"][0])
+    names = {path.stem.rpartition("_")[0] for path in RESULTS.glob("*.json")} - {*OWN}
+    found = [record for name in sorted(names, reverse=True) for record in _records(name)]
+    return "\n".join(_kernels(record) for record in found if "us" in record["rows"][0])
+
+
+def lut3d() -> str:
+    """Colours through tables."""
+    return "\n".join(map(_kernels, _records("lut3d")))
+
+
+def hash_grid() -> str:
+    """The hash encoding."""
+    return "\n".join(map(_kernels, _records("hash_grid")))
+
+
+def grid_sample() -> str:
+    """Both our layouts, each beside F.grid_sample in the same and in its best; then the means."""
+    return "\n".join(map(_grid_sample, _records("grid_sample")))
+
+
+def _grid_sample(record: dict) -> str:
+    import grid_sample as bench
+
+    rows = record["rows"]
+    apart = (*bench.OURS, *bench.THEIRS, "copy")
+    others = [n for n in dict.fromkeys(n for row in rows for n in row["us"]) if n not in apart]
+    columns = [x for layout in bench.LAYOUTS for x in (layout, "same", "best")]
+    head = ["", "case", "dtype", *columns, "of a copy", *others]
+    lines = [_title(record), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    directions = [*dict.fromkeys(row["direction"] for row in rows)]
+    for row in sorted(rows, key=lambda r: directions.index(r["direction"])):
+        us = {name: times["median"] for name, times in row["us"].items()}
+        cells = [row["direction"], row["case"], row["dtype"]]
+        for ours, (same, best) in zip(bench.OURS, bench.factors(row).values(), strict=True):
+            cells += [_time(us[ours]), f"{same:.2f}x", f"{best:.2f}x"]
+        ours = min(us[name] for name in bench.OURS)
+        cells.append(f"{100 * us['copy'] / ours:.0f} %")
+        cells += [f"{us[name] / ours:.2f}x" if name in us else "" for name in others]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Geometric means:",
+        "",
+        "| | dtype | layout | same | best |",
+        "|---|---|---|---|---|",
+    ]
+    for group, found in bench.means(rows).items():
+        lines.append("| " + " | ".join([*group, *(f"{x:.2f}x" for x in found)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _records(name: str) -> list[dict]:
+    """A benchmark's result files, of a GPU first."""
+    files = [RESULTS / f"{name}_{device}.json" for device in ("cuda", "cpu")]
+    return [json.loads(file.read_text()) for file in files if file.exists()]
+
+
+def _title(record: dict) -> str:
+    (operator, measured), *_ = record["sources"].items()
+    stale = "" if measured == source_key(operator) else " **Its sources have changed since.**"
+    return f"`{operator}` on {_circumstances(record)}, sources {measured}.{stale}"
+
+
+def _time(us: float) -> str:
+    return f"{us:.1f} us" if us < 1000 else f"{us / 1000:.2f} ms"
 
 
 def _kernels(record: dict) -> str:
-    (operator, measured), *_ = record["sources"].items()
-    stale = "" if measured == source_key(operator) else " **Its sources have changed since.**"
     rows = record["rows"]
     names = dict.fromkeys(name for row in rows for name in row["us"])
     peers = [name for name in names if name not in ("loader", "copy")]
     directions = [*dict.fromkeys(row["direction"] for row in rows)]
     head = ["", "case", "dtype", "time", "GB/s", "of a copy", *peers]
-    lines = [
-        f"`{operator}` on {_circumstances(record)}, sources {measured}.{stale}",
-        "",
-        "| " + " | ".join(head) + " |",
-        "|---" * len(head) + "|",
-    ]
+    lines = [_title(record), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in sorted(rows, key=lambda r: directions.index(r["direction"])):
         us = {name: times["median"] for name, times in row["us"].items()}
         ours = us["loader"]
-        time = f"{ours:.1f} us" if ours < 1000 else f"{ours / 1000:.2f} ms"
         others = [f"{us[peer] / ours:.2f}x" if peer in us else "" for peer in peers]
         case = row.get("case") or f"{row['N']} x {row['F']}"
         share, bandwidth = f"{100 * us['copy'] / ours:.0f} %", f"{row['bytes'] / ours / 1e3:.0f}"
-        cells = [row["direction"], case, row["dtype"], time, bandwidth, share, *others]
+        cells = [row["direction"], case, row["dtype"], _time(ours), bandwidth, share, *others]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -154,7 +210,20 @@ def source_module() -> str:
     return "\n".join(parts)
 
 
-TABLES = {f.__name__: f for f in (kernels, summary, edit_loop, edit_summary, inline, source_module)}
+TABLES = {
+    f.__name__: f
+    for f in (
+        kernels,
+        grid_sample,
+        lut3d,
+        hash_grid,
+        summary,
+        edit_loop,
+        edit_summary,
+        inline,
+        source_module,
+    )
+}
 
 
 def pages() -> list[Path]:
