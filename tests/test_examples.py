@@ -49,11 +49,13 @@ def test_resample_brain(tmp_path):
     done = run("resample_brain.py", "--points", 60000, "--out", picture)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("64,000 points from 197 x 233 x 189 voxels")
-    for peer, allowed in (("eager PyTorch", 16), ("SciPy", 8)):
+    # A float32 grid is good for some 2e-5 voxels, gathered cells for the last bits of a value.
+    peers = (("eager PyTorch", 1e-4), ("SciPy", 1e-4), ("eager, of", 2e-6), ("SciPy, of", 1e-6))
+    for peer, allowed in peers:
         share = re.search(rf"difference from {peer} .* ([\d.e+-]+) of the range", done.stdout)
-        assert float(share[1]) <= allowed * torch.finfo(torch.float32).eps
+        assert float(share[1]) <= allowed
     rates = re.findall(r"^(.*\S) +([\d.]+) million points/s$", done.stdout, re.MULTILINE)
-    assert len(rates) == 5 and all(float(rate) > 0 for _, rate in rates)
+    assert len(rates) == 7 and all(float(rate) > 0 for _, rate in rates)
     assert re.search(r"peak memory [\d,]+ MiB", done.stdout)
     check_picture(picture)
 
@@ -76,7 +78,7 @@ def test_resampling_is_scipys_up_to_the_border(example):
         for n in volume.shape
     ]
     positions = torch.tensor([*itertools.product(*ticks)], dtype=torch.float64)
-    out = example.resample(volume, positions, loader.trilinear_interpolation).numpy()
+    out = example.resample_cells(volume, positions, loader.trilinear_interpolation).numpy()
     expected = example.ndimage.map_coordinates(
         volume.double().numpy(), positions.T.numpy(), order=1, mode="constant", cval=0.0
     )
@@ -84,6 +86,22 @@ def test_resampling_is_scipys_up_to_the_border(example):
     assert np.abs(out - expected).max() <= 8 * torch.finfo(torch.float32).eps * volume.max()
     _, points, _ = example.gather_cells(volume, positions)
     assert points.abs().max() == 1
+
+
+def test_the_float32_grid_is_as_exact_as_is_said(example):
+    """Within the example's bound of SciPy, inside and up to two voxels outside of a volume."""
+    make = torch.Generator().manual_seed(0)
+    volume = torch.rand(40, 300, 70, generator=make) + 1
+    sizes = torch.tensor(volume.shape)
+    positions = torch.rand(20000, 3, generator=make, dtype=torch.float64) * (sizes + 3) - 2
+    grid = example.normalised(volume, positions)
+    out = example.resample(volume, grid, loader.grid_sample).numpy()
+    expected = example.ndimage.map_coordinates(
+        volume.double().numpy(), positions.T.numpy(), order=1, mode="grid-constant"
+    )
+    off, bound = np.abs(out - expected).max(), example.rounding_of_grid(volume)
+    assert off <= bound + 8 * torch.finfo(torch.float32).eps * volume.max()
+    assert off > bound / 20 and bound < 1e-4 * volume.max()
 
 
 def test_fit_volume(tmp_path):
@@ -108,3 +126,40 @@ def test_convolve_photo(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("difference from SciPy") == 3
     check_picture(tmp_path / "photo.png")
+
+
+def test_grade_photo(tmp_path):
+    for package in ("colour", "matplotlib", "PyOpenColorIO", "skimage"):
+        pytest.importorskip(package, reason="the example needs it")
+    done = run("grade_photo.py", "--device", "cpu", "--out", tmp_path / "graded.png")
+    assert done.returncode == 0, done.stderr
+    found = re.findall(
+        r"^(trilinear|tetrahedral) +(uint8|float32) .* largest ([\d.e+-]+)",
+        done.stdout,
+        re.MULTILINE,
+    )
+    assert len(found) == 4
+    assert all(float(off) <= (1 if dtype == "uint8" else 1e-5) for _, dtype, off in found)
+    check_picture(tmp_path / "graded.png")
+    assert (tmp_path / "graded.cube").stat().st_size > 33**3 * 6
+
+
+def test_fit_image(tmp_path):
+    """A few steps learn much of the photograph; how much is wanted takes some more."""
+    pytest.importorskip("skimage", reason="scikit-image has the photograph")
+    done = run("fit_image.py", "--device", "cpu", "--steps", 60, "--out", tmp_path / "fit.png")
+    first, last = re.search(r"PSNR ([\d.]+) dB -> .* -> ([\d.]+) dB", done.stdout).groups()
+    assert float(last) > 18 > float(first) + 10
+    learned = float(last) >= 30
+    assert done.returncode == (0 if learned else 1), done.stderr
+    assert learned or "not learned" in done.stderr
+    check_picture(tmp_path / "fit.png")
+
+
+def test_warp_kornia(tmp_path):
+    pytest.importorskip("kornia", reason="the example shows its code unmodified")
+    out = tmp_path / "warp.png"
+    done = run("warp_kornia.py", "--device", "cpu", "--batch", 1, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("allowed)") == 4
+    check_picture(out)
