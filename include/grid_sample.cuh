@@ -169,45 +169,71 @@ struct Corners {
     __device__ int64_t offset(int k, int64_t c) const { return at[k] + c * c_stride; }
 };
 
-template <typename T, int V, int D, int kTaps>
+/// Linear and nearest interpolation of fields whose offsets do not fit in 32 bits.
+template <typename T, int D>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const __grid_constant__ GridSampleJob job) {
+    wide_forward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
-    constexpr int K = power(kTaps, D), U = V > 1 || K > 8 ? 1 : sizeof(T) == 8 ? 2 : 4;
+    constexpr int K = 1 << D;
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
     const Place at(job);
     if (!at.inside) return;
-    const PointTaps<A, D, kTaps, false> point(job, at);
+    const PointTaps<A, D, 2, false> point(job, at);
     const Corners<K> corners(point, p.input_stride);
-    A weight[K];
+    const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+    T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
+    for (int64_t c = at.lane; c < p.C; c += at.lanes) {
+        A sum = 0;
 #pragma unroll
-    for (int k = 0; k < K; ++k) weight[k] = point.weight(k);
+        for (int k = 0; k < K; ++k)
+            if (corners.valid(k)) sum += point.weight(k) * load(in[corners.offset(k, c)]);
+        out[c * p.P] = store<T>(sum);
+    }
+}
+
+/// Bicubic: rows of four, so that fewer offsets and weights are held.
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads)
+    cubic_forward(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const Place at(job);
+    if (!at.inside) return;
+    const PointTaps<A, 2, 4, false> point(job, at);
+    int64_t across[4], down[4];
+    bool whole = true;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        across[k] = point.axis[0].index[k] * p.input_stride[4];
+        down[k] = point.axis[1].index[k] * p.input_stride[3];
+        whole = whole && point.axis[0].index[k] >= 0 && point.axis[1].index[k] >= 0;
+    }
     const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
     T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
     const int step = at.lanes * V, C = int(p.C);
-    for (int c = at.lane * V; c < C; c += U * step) {
-        Vector<T, V> value[U][K];
+#pragma unroll 1
+    for (int c = at.lane * V; c < C; c += step) {
+        const T* channel = in + c * p.input_stride[1];
+        A sum[V] = {};
 #pragma unroll
-        for (int u = 0; u < U; ++u)
+        for (int y = 0; y < 4; ++y) {
+            A line[V] = {};
 #pragma unroll
-            for (int k = 0; k < K; ++k) {
-                value[u][k] = {};
-                if (c + u * step < C && corners.valid(k))
-                    value[u][k] = load_vector<T, V>(in + corners.offset(k, c + u * step));
+            for (int x = 0; x < 4; ++x) {
+                Vector<T, V> value{};
+                if (whole || (point.axis[0].index[x] >= 0 && point.axis[1].index[y] >= 0))
+                    value = load_constant<T, V>(channel + down[y] + across[x]);
+#pragma unroll
+                for (int j = 0; j < V; ++j) line[j] += point.axis[0].weight[x] * load(value.at[j]);
             }
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-            if (c + u * step >= C) break;
-            A sum[V] = {};
-#pragma unroll
-            for (int k = 0; k < K; ++k)
-#pragma unroll
-                for (int j = 0; j < V; ++j) sum[j] += weight[k] * load(value[u][k].at[j]);
-#pragma unroll
-            for (int j = 0; j < V; ++j)
-                if (V == 1 || c + j < C) out[int64_t(c + u * step + j) * p.P] = store<T>(sum[j]);
+            for (int j = 0; j < V; ++j) sum[j] += point.axis[1].weight[y] * line[j];
         }
+#pragma unroll
+        for (int j = 0; j < V; ++j)
+            if (V == 1 || c + j < C) out[int64_t(c + j) * p.P] = store<T>(sum[j]);
     }
 }
 
@@ -227,28 +253,35 @@ __device__ inline void add_floats(float* to, const float* x) {
 #endif
 }
 
-/// Adds to a 16-bit element, rounded at each addition.
-__device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
+/// Adds two 16-bit elements to a word of memory, rounded at each addition.
+__device__ inline void add_pair(DType dtype, unsigned* to, float first, float second) {
     if (dtype == DType::kHalf) {
-        const uint16_t bits = store<Half>(x).bits;
-        asm volatile("red.global.add.noftz.f16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
+        const unsigned word = store<Half>(first).bits | unsigned(store<Half>(second).bits) << 16;
+        asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
         return;
     }
 #if __CUDA_ARCH__ >= 900
-    const uint16_t bits = store<BFloat16>(x).bits;
-    asm volatile("red.global.add.noftz.bf16 [%0], %1;" ::"l"(to), "h"(bits) : "memory");
+    const unsigned word = store<BFloat16>(first).bits | unsigned(store<BFloat16>(second).bits)
+                                                            << 16;
+    asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 #else
-    const auto address = reinterpret_cast<uintptr_t>(to);
-    unsigned* const word = reinterpret_cast<unsigned*>(address & ~uintptr_t(3));
-    const int shift = address & 2 ? 16 : 0;
-    unsigned seen = *word, expected;
+    unsigned seen = *to, expected;
     do {
         expected = seen;
-        const float sum = load(BFloat16{uint16_t(expected >> shift)}) + x;
-        const unsigned bits = store<BFloat16>(sum).bits;
-        seen = atomicCAS(word, expected, (expected & ~(0xffffu << shift)) | bits << shift);
+        const float low = load(BFloat16{uint16_t(expected)}) + first;
+        const float high = load(BFloat16{uint16_t(expected >> 16)}) + second;
+        seen = atomicCAS(to, expected,
+                         store<BFloat16>(low).bits | unsigned(store<BFloat16>(high).bits) << 16);
     } while (seen != expected);
 #endif
+}
+
+/// Adds to a 16-bit element: a word at a time, which is what the memory adds quickly.
+__device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
+    const auto address = reinterpret_cast<uintptr_t>(to);
+    const bool second = address & 2;
+    add_pair(dtype, reinterpret_cast<unsigned*>(address & ~uintptr_t(3)), second ? 0.f : x,
+             second ? x : 0.f);
 }
 
 /// Adds to an element of the gradient to elements T, in the type of its sums.

@@ -372,8 +372,9 @@ __global__ void __launch_bounds__(kThreads)
     const int i0 = (warp * 32 + first) * tiles + lane;
     const char* in =
         static_cast<const char*>(p.input) + (b * p.input_stride[0] + share * V) * int(sizeof(T));
+    const int size = element_size(job.sum_dtype);
     char* const to =
-        static_cast<char*>(p.grad_input) + (b * p.grad_input_stride[0] + share * V) * 4;
+        static_cast<char*>(p.grad_input) + (b * p.grad_input_stride[0] + share * V) * size;
     const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0];
     Stage<T, V>& stage = stages[threadIdx.x / 32];
     const T* const staged = &stage.row(share, 0, shares)[first];
@@ -387,15 +388,24 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll 1
     for (int c0 = 0; c0 < C; c0 += V * shares) {
         const bool real = c0 + share * V < C;
-        char* const sums = to + c0 * 4;
+        char* const sums = to + c0 * size;
         int column = 0;      // offset of the column whose corners are being summed
         uint32_t valid = 0;  // which of them lie in the image
         const auto flush = [&] {
             char* at = sums + int64_t(column) * job.sums.unit;
 #pragma unroll
-            for (int k = 0; k < K; ++k)
-                if (valid >> k & 1)
-                    add_floats<V>(reinterpret_cast<float*>(at + job.sums.corner[2 * k]), sum[k]);
+            for (int k = 0; k < K; ++k) {
+                if (!(valid >> k & 1)) continue;
+                char* const corner = at + job.sums.corner[2 * k];
+                if (sizeof(T) == 4 || job.sum_dtype == DType::kFloat) {
+                    add_floats<V>(reinterpret_cast<float*>(corner), sum[k]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < V; j += 2)
+                        add_pair(job.sum_dtype, reinterpret_cast<unsigned*>(corner) + j / 2,
+                                 sum[k][j], sum[k][j + 1]);
+                }
+            }
         };
         Coordinates<float, D> next = coordinates(0);
 #pragma unroll 1
@@ -551,6 +561,7 @@ __global__ void __launch_bounds__(kThreads)
     char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
                      int64_t(base) * job.sums.unit;
     const bool whole = cell.whole();
+    const int corners = p.interpolation == Interpolation::kNearest ? 1 : K;
 #pragma unroll 1
     for (int c0 = at.lane; c0 - at.lane < C; c0 += U * at.lanes) {
         A grad[U];
@@ -580,17 +591,17 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 part[k] = weight[k] * grad[u];
-                if (alone) part[k] = runs.sum(part[k]);
+                if (alone && k < corners) part[k] = runs.sum(part[k]);
             }
 #pragma unroll
-            for (int k = 0; k < K && alone; k += 2) {
+            for (int k = 0; k < K && alone && corners > 1; k += 2) {
                 const A given = __shfl_sync(kAll, part[k + 1], runs.before);
                 if (runs.takes) part[k] += given;
             }
             if (c >= C || !at.inside || (alone && !runs.head)) continue;
             char* const row = to + c * p.grad_input_stride[1] * size;
 #pragma unroll
-            for (int k = 0; k < K; ++k)
+            for (int k = 0; k < K && k < corners; ++k)
                 if ((whole || cell.valid(k)) && !(k % 2 && runs.gives && alone))
                     add_one<T>(job.sum_dtype, row + job.sums.corner[k], part[k]);
         }
@@ -610,8 +621,9 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
             job.lanes_log2 ? linear_forward<T, V, D, false> : linear_forward<T, V, D, true>, job,
             32, stream, job.processors * 8);
     const int each = 32 >> job.lanes_log2;
-    if (job.general) return launch_points(forward_kernel<T, 1, D, 2>, job, each, stream);
-    if (each < 32) return launch_points(linear_forward_any<T, D, 4, 1>, job, each, stream);
+    if (job.general) return launch_points(wide_forward<T, D>, job, each, stream);
+    if (each < 32 || job.p.B * job.p.P < 1 << 18)  // few points: each its own thread
+        return launch_points(linear_forward_any<T, D, 4, 1>, job, each, stream);
     if (job.p.C == 1) return launch_points(linear_forward_any<T, D, 1, 4>, job, each * 4, stream);
     if (D == 2 && job.p.C >= 8)
         return launch_points(linear_forward_any < T, D, D == 2 ? 8 : 4, 1 >, job, each, stream);
@@ -620,7 +632,7 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
 template <typename T, int V>
 const char* launch_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kCubic)
-        return launch_points(forward_kernel<T, V, 2, 4>, job, 32 >> job.lanes_log2, stream);
+        return launch_points(cubic_forward<T, V>, job, 32 >> job.lanes_log2, stream);
     return (job.p.D == 3 ? launch_linear_forward<T, V, 3> : launch_linear_forward<T, V, 2>)(job,
                                                                                             stream);
 }

@@ -1,5 +1,5 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in grid_sample_linear.cuh (and
-// grid_sample.cuh: bicubic, deterministic, second derivatives).
+// grid_sample.cuh: bicubic, deterministic, second derivatives, fields of more than 2^30 pixels).
 //
 // Bytes that must move (float32), for P points of C channels in a volume of V voxels: forward
 // 4 (P (D + C) + min(V, 2^D P) C), but a voxel is fetched in sectors of 32 bytes. Channels last, a
@@ -251,6 +251,7 @@ AxisOf<A> axis_of(const GridSampleParams& p, int d) {
 struct Plan {
     bool copy = false;   // of the input, channels last
     bool sums = false;   // of the gradient to the input, in float, channels last
+    bool order = false;  // or in the order of the gradient itself
     bool fixed = false;  // or in fixed point, in the order of the gradient itself
     int V = 1;           // channels at a time
     int64_t pad = 0;     // channels of a copy or of sums
@@ -266,6 +267,8 @@ struct Plans {
 
 bool is_second(const GridSampleParams& p) { return p.to_grad_input || p.to_grad_grid; }
 
+constexpr int64_t kFewSums = 1 << 17;  // below, kernels' launches decide and not their work
+
 /// `turn`: with the channels last, whatever they are in the input.
 Plan plan_of(const GridSampleParams& p, bool turn) {
     Plan plan;
@@ -280,7 +283,7 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         plan.copy = turn;
         if (turn) plan.V = size == 2 && p.C > 4 ? 8 : 4;
     } else if (second || p.dtype == DType::kDouble) {
-        plan.sums = size == 2 && p.grad_input;
+        plan.sums = plan.order = size == 2 && p.grad_input;
     } else if (!p.grad_input) {
         plan.copy = turn;
         plan.V = last || turn ? 4 : 1;
@@ -288,13 +291,15 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         const Steps in_steps = steps_of(p, p.input_stride, 1);
         const Steps sum_steps = steps_of(p, p.grad_input_stride, 1);
         const bool same = std::equal(in_steps.step, in_steps.step + 3, sum_steps.step);
-        const bool direct = size == 4 && vector_of(p, p.grad_input, p.grad_input_stride) == 4;
         // A field far larger than what is added to it is not worth a pass in float.
-        plan.sums = turn || (size == 2 && p.P * 64 >= voxels);
-        if (direct) plan.sums = false;
-        if (p.C > 1 && (direct || plan.sums)) {
-            plan.V = 4;
-            plan.copy = p.grad_grid && !(last && same);
+        const bool dense = p.P * 128 >= voxels;
+        const bool direct =
+            (size == 4 || !dense) && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
+        plan.sums = !direct && (turn || (size == 2 && dense));
+        plan.order = plan.sums && (p.C == 1 || p.B * p.P * p.C < kFewSums);
+        if (direct || (plan.sums && !plan.order)) {
+            plan.V = p.C > 1 ? 4 : 1;
+            plan.copy = p.C > 1 && p.grad_grid && !(last && same);
         }
     }
     plan.pad = ceil_div(p.C, plan.V) * plan.V;
@@ -313,7 +318,7 @@ constexpr int64_t kChoiceBytes = 256;
 /// passes over the field. The rates are measured ones of an H200, in bytes per microsecond; what
 /// matters is their ratio.
 Plans plans_of(const GridSampleParams& p) {
-    constexpr double kStream = 2.2e6, kSectors = 3.7e6, kWorthIt = 60;  // the last in microseconds
+    constexpr double kStream = 2.2e6, kSectors = 3.7e6;
     Plans plans;
     plans.plain = plan_of(p, false);
     const bool sums = p.grad_out && p.grad_input;
@@ -331,7 +336,8 @@ Plans plans_of(const GridSampleParams& p) {
     double sector = points / 32 * p.C * rows * 1.2 * 32 / kSectors;
     if (p.input_stride[1] == 1) sector *= 1.5 * size / 32;  // one for several channels
     if (sums) turning *= 2.2, sector *= 3;
-    if ((!sums && p.C < 4) || turning > 32 * sector || 32 * sector < kWorthIt || p.P < 1024)
+    if ((!sums && p.C < 4) || turning > 32 * sector || 32 * sector < (sums ? 500 : 100) ||
+        p.P < 1024)
         return plans;
     plans.take = turning < 2 * sector ? Plans::kTurned : Plans::kProbe;
     plans.few = float(turning / sector);
@@ -349,7 +355,9 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
         while (log2 < 3 && 1 << log2 < vectors) ++log2;
         return log2 + (p.grad_out ? 1 : 0);  // a column of corners each
     }
-    while (log2 < (few ? 5 : plan.V > 1 ? 2 : 0) && 1 << log2 < vectors) ++log2;
+    // Lanes of one point read far apart where channels do not neighbour: of the rest whole sectors.
+    const int most = !few ? (plan.V > 1 ? 2 : 0) : p.input_stride[1] == 1 || !p.grad_out ? 5 : 2;
+    while (log2 < most && 1 << log2 < vectors) ++log2;
     return log2;
 }
 
@@ -392,10 +400,11 @@ const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSam
     int64_t dense[5];
     last_strides(caller, caller.C, dense);
     const int64_t size[] = {caller.B, caller.C, caller.size[0], caller.size[1], caller.size[2]};
-    bool same = plan.pad == caller.C &&
-                reinterpret_cast<uintptr_t>(caller.grad_input) % (4 * sizeof(T)) == 0;
+    bool same = plan.pad == caller.C;
     for (int d = 0; d < 5; ++d)
         same = same && (dense[d] == caller.grad_input_stride[d] || size[d] == 1);
+    same = (same || plan.order) &&
+           reinterpret_cast<uintptr_t>(caller.grad_input) % (4 * sizeof(T)) == 0;
     if (same) {
         const int64_t blocks =
             std::min<int64_t>(ceil_div(count, 4 * kTurners), 16 * job.processors);
@@ -455,11 +464,18 @@ const char* finish_fixed(const GridSampleJob& job, const GridSampleParams& calle
 
 const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice, int processors,
                 cudaStream_t stream) {
+    const char* error = nullptr;
     GridSampleJob job{caller};
     GridSampleParams& p = job.p;
+    if (p.grad_grid && p.interpolation == Interpolation::kNearest) {
+        if ((error = zero(p.grad_grid, p.B * p.P * p.D * element_size(p.grid_dtype), choice,
+                          processors, stream)))
+            return error;
+        p.grad_grid = nullptr;
+        if (!p.grad_input && !is_second(p)) return nullptr;
+    }
     char* const scratch = static_cast<char*>(p.scratch) + kChoiceBytes;
     const bool bits16 = element_size(p.dtype) == 2;
-    const char* error = nullptr;
     job.choice = choice.made, job.chosen = choice.chosen, job.processors = processors;
     if (plan.copy)
         error = (bits16 ? copy_input<Half> : copy_input<float>)(job, plan, scratch, choice, stream);
@@ -471,7 +487,7 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
         int64_t bytes = p.B * p.C * voxel_count(p) * element_size(p.dtype);
         if (plan.sums) {
             p.grad_input = scratch + plan.copy_bytes;
-            last_strides(p, plan.pad, p.grad_input_stride);
+            if (!plan.order) last_strides(p, plan.pad, p.grad_input_stride);
             job.sum_dtype = DType::kFloat;
             bytes = plan.sum_bytes;
         }
