@@ -122,15 +122,15 @@ inline bool in_words(const ApplyLut3dParams& p, const void* data, const PixelLay
     return at.dense() && reinterpret_cast<uintptr_t>(data) % word == 0;
 }
 
-/// Elements of the four pixels from n on; of those beyond the last, zeros.
-template <typename T>
+/// Elements of the E / 3 pixels from n on; of those beyond the last, zeros. One or kGroup pixels.
+template <typename T, int E>
 __device__ inline void load_group(const void* data, const PixelLayout& at, int64_t n, int64_t N,
-                                  bool words, T (&to)[3 * kGroup]) {
+                                  bool words, T (&to)[E]) {
     constexpr int V = sizeof(T) == 8 ? 2 : kGroup;
     const T* from = static_cast<const T*>(data);
-    if (words && n + kGroup <= N) {
+    if (E > 3 && words && n + kGroup <= N) {
 #pragma unroll
-        for (int i = 0; i < 3 * kGroup / V; ++i) {
+        for (int i = 0; i < E / V; ++i) {
             const auto word = load_vector<T, V>(from + 3 * n + i * V);
 #pragma unroll
             for (int j = 0; j < V; ++j) to[i * V + j] = word.at[j];
@@ -138,7 +138,7 @@ __device__ inline void load_group(const void* data, const PixelLayout& at, int64
         return;
     }
 #pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
+    for (int k = 0; k < E / 3; ++k) {
         const bool inside = n + k < N;
         const T* pixel = from + (inside ? at(n + k) : 0);
 #pragma unroll
@@ -147,13 +147,13 @@ __device__ inline void load_group(const void* data, const PixelLayout& at, int64
 }
 
 /// The same into contiguous memory, aligned as torch's allocator does.
-template <typename T>
-__device__ inline void store_group(void* data, int64_t n, int64_t N, const T (&x)[3 * kGroup]) {
+template <typename T, int E>
+__device__ inline void store_group(void* data, int64_t n, int64_t N, const T (&x)[E]) {
     constexpr int V = sizeof(T) == 8 ? 2 : kGroup;
     T* to = static_cast<T*>(data) + 3 * n;
-    if (n + kGroup <= N) {
+    if (E > 3 && n + kGroup <= N) {
 #pragma unroll
-        for (int i = 0; i < 3 * kGroup / V; ++i) {
+        for (int i = 0; i < E / V; ++i) {
             Vector<T, V> word;
 #pragma unroll
             for (int j = 0; j < V; ++j) word.at[j] = x[i * V + j];
@@ -162,6 +162,6 @@ __device__ inline void store_group(void* data, int64_t n, int64_t N, const T (&x
         return;
     }
 #pragma unroll
-    for (int i = 0; i < 3 * kGroup; ++i)
-        if (i < 3 * (N - n)) to[i] = x[i];
+    for (int i = 0; i < E; ++i)
+        if (n + i / 3 < N) to[i] = x[i];
 }

@@ -13,11 +13,6 @@
 #include "apply_lut3d.cuh"
 
 constexpr int kRun = 16;  // pixels of a thread
-#include <cstdlib>
-inline int run_length() {
-    const char* text = getenv("LUT3D_RUN");
-    return text ? atoi(text) : kRun;
-}
 
 /// `sums` of the deterministic form.
 struct Fixed {
@@ -188,10 +183,10 @@ __global__ void __launch_bounds__(kLutThreads)
 }
 
 template <typename T, bool kTetrahedral>
-__global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p, int run) {
+__global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
     using A = Acc<T>;
-    const int64_t first = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * run;
-    const int64_t last = first + run < p.N ? first + run : p.N;
+    const int64_t first = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kRun;
+    const int64_t last = first + kRun < p.N ? first + kRun : p.N;
     const double scale = p.deterministic ? Fixed(p).scale() : 0;
     int32_t current = -1;
     A sum[8][3] = {};
@@ -237,9 +232,8 @@ void backward(const ApplyLut3dParams& p, cudaStream_t on) {
         image_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p, image_words, grad_words);
     }
     if (p.sums) {
-        const int run = run_length();
-        const auto blocks = unsigned(ceil_div(p.N, kLutThreads * run));
-        sums_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p, run);
+        const auto blocks = unsigned(ceil_div(p.N, kLutThreads * kRun));
+        sums_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p);
     }
 }
 

@@ -13,7 +13,6 @@
 // to whole levels changes is in doubt, some 2 pixels in a hundred. A warp notes these in a queue
 // and evaluates them from the float32 table, 32 at a time. A table too wide or not finite goes that
 // way altogether.
-#include <cstdlib>
 #include <type_traits>
 
 #include "apply_lut3d.cuh"
@@ -78,7 +77,7 @@ __global__ void range_kernel(ApplyLut3dParams p, Work work, int32_t entries) {
     if (threadIdx.x == 0) work.ranges[blockIdx.x] = range;
 }
 
-/// Entries as planes of red and green and of blue (`design` 0), or as cells.
+/// Entries as planes of red and green and of blue, or as cells.
 enum class Form : int { kPlanes, kPairs, kSingles };
 
 __host__ __device__ inline int64_t plane_bytes(int64_t entries) { return (entries * 4 + 15) & ~15; }
@@ -272,9 +271,8 @@ struct Queue {
     }
 };
 
-/// Groups of four pixels, three words each; the last group of an image may be short. kNeighbours:
-/// neighbouring lanes take neighbouring pixels and not groups, so that they share more corners.
-template <typename Table, bool kTetrahedral, bool kNeighbours, int kS>
+/// Groups of four pixels, three words each.
+template <typename Table, bool kTetrahedral, int kS>
 __device__ inline void walk(const ApplyLut3dParams& p, const Table& table, const Scale& scale,
                             const uint8_t* in, uint8_t* out, unsigned pixels, unsigned* queue) {
     const int S = kS ? kS : p.S;
@@ -298,51 +296,30 @@ __device__ inline void walk(const ApplyLut3dParams& p, const Table& table, const
     };
     const unsigned start = blockIdx.x * blockDim.x + threadIdx.x - lane;  // the warp's first
     for (unsigned base = start; base < groups; base += step) {
-        if constexpr (kNeighbours) {
-            // Lane l has word l % 4 of group l / 4; a pixel's bytes lie in one word or two.
-            const unsigned j = lane % 4;
-#pragma unroll 4
-            for (int k = 0; k < 4; ++k) {
-                const unsigned group = base + k * 8 + lane / 4;
-                const bool inside = group < groups;
-                unsigned word = inside && j < 3 ? words[3 * group + j] : 0;
-                const unsigned lower = __shfl_up_sync(0xffffffff, word, 1);
-                const unsigned pixel = __funnelshift_rc(lower, word, 32 - 8 * j) & 0xffffff;
-                bool doubt;
-                const unsigned result = pixel_of(pixel, &doubt);
-                const unsigned next = __shfl_down_sync(0xffffffff, result, 1);
-                word = result >> 8 * j | next << (24 - 8 * j);
-                if (inside && j < 3) results[3 * group + j] = word;
-                doubts.note(doubt && inside, 4 * group + j);
-                drain();
-            }
-        } else {
-            const unsigned group = base + lane;
-            const bool inside = group < groups;
-            const unsigned* from = words + 3 * (inside ? group : 0);
-            const unsigned a = from[0], b = from[1], c = from[2];
-            const unsigned source[] = {a, __funnelshift_r(a, b, 24), __funnelshift_r(b, c, 16),
-                                       c >> 8};
-            unsigned result[4];
-            bool doubt[4];
+        const unsigned group = base + lane;
+        const bool inside = group < groups;
+        const unsigned* from = words + 3 * (inside ? group : 0);
+        const unsigned a = from[0], b = from[1], c = from[2];
+        const unsigned source[] = {a, __funnelshift_r(a, b, 24), __funnelshift_r(b, c, 16), c >> 8};
+        unsigned result[4];
+        bool doubt[4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) result[k] = pixel_of(source[k], &doubt[k]);
-            if (inside) {
-                results[3 * group] = result[0] | result[1] << 24;
-                results[3 * group + 1] = result[1] >> 8 | result[2] << 16;
-                results[3 * group + 2] = result[2] >> 16 | result[3] << 8;
-            }
+        for (int k = 0; k < 4; ++k) result[k] = pixel_of(source[k], &doubt[k]);
+        if (inside) {
+            results[3 * group] = result[0] | result[1] << 24;
+            results[3 * group + 1] = result[1] >> 8 | result[2] << 16;
+            results[3 * group + 2] = result[2] >> 16 | result[3] << 8;
+        }
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                doubts.note(doubt[k] && inside, 4 * group + k);
-                drain();
-            }
+        for (int k = 0; k < 4; ++k) {
+            doubts.note(doubt[k] && inside, 4 * group + k);
+            drain();
         }
     }
     doubts.template evaluate_some<kTetrahedral>(p, in, out, doubts.count);
 }
 
-template <typename Table, bool kTetrahedral, bool kNeighbours, int kS>
+template <typename Table, bool kTetrahedral, int kS>
 __global__ void __launch_bounds__(kBlock, 1)
     bytes_kernel(ApplyLut3dParams p, Work work, int64_t begin, unsigned pixels) {
     extern __shared__ uint4 memory[];
@@ -368,21 +345,21 @@ __global__ void __launch_bounds__(kBlock, 1)
         const char* blue = reinterpret_cast<const char*>(planes) + plane_bytes(entries);
         const SharedTable table{reinterpret_cast<const unsigned*>(planes),
                                 reinterpret_cast<const unsigned short*>(blue)};
-        walk<Table, kTetrahedral, kNeighbours, kS>(p, table, scale, in, out, pixels, queue);
+        walk<Table, kTetrahedral, kS>(p, table, scale, in, out, pixels, queue);
     } else {
         const Table table{reinterpret_cast<decltype(Table::cells)>(work.table)};
-        walk<Table, kTetrahedral, kNeighbours, kS>(p, table, scale, in, out, pixels, queue);
+        walk<Table, kTetrahedral, kS>(p, table, scale, in, out, pixels, queue);
     }
 }
 
-template <typename Table, bool kTetrahedral, bool kNeighbours>
+template <typename Table, bool kTetrahedral>
 const char* run(const ApplyLut3dParams& p, Work work, Form form, int processors, cudaStream_t on) {
     const int32_t entries = p.S * p.S * p.S;
     const auto blocks = unsigned(ceil_div(entries, kLutThreads));
     round_kernel<<<blocks, kLutThreads, 0, on>>>(p, work, entries, form);
     const bool shared = form == Form::kPlanes;
-    const auto kernel = p.S == 33 ? bytes_kernel<Table, kTetrahedral, kNeighbours, 33>
-                                  : bytes_kernel<Table, kTetrahedral, kNeighbours, 0>;
+    const auto kernel =
+        p.S == 33 ? bytes_kernel<Table, kTetrahedral, 33> : bytes_kernel<Table, kTetrahedral, 0>;
     const int bytes = kQueueBytes + (shared ? int(planes_bytes(entries)) : 0);
     if (shared) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     const int grid = shared ? processors : processors * 2;
@@ -394,14 +371,13 @@ const char* run(const ApplyLut3dParams& p, Work work, Form form, int processors,
     return launch_error();
 }
 
-template <bool kTetrahedral, bool kNeighbours>
+template <bool kTetrahedral>
 const char* choose(const ApplyLut3dParams& p, Work work, bool shared, int processors,
                    cudaStream_t on) {
-    if (shared)
-        return run<SharedTable, kTetrahedral, kNeighbours>(p, work, Form::kPlanes, processors, on);
+    if (shared) return run<SharedTable, kTetrahedral>(p, work, Form::kPlanes, processors, on);
     using Cells = std::conditional_t<kTetrahedral, SingleTable, PairTable>;
     const Form form = kTetrahedral ? Form::kSingles : Form::kPairs;
-    return run<Cells, kTetrahedral, kNeighbours>(p, work, form, processors, on);
+    return run<Cells, kTetrahedral>(p, work, form, processors, on);
 }
 
 const char* apply_lut3d_ranges_cuda(const ApplyLut3dParams* p, void* stream) {
@@ -421,13 +397,7 @@ const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream) {
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const char* design = getenv("LUT3D_DESIGN");  // shared or cells; n: neighbours, g: groups
-    const bool cells = design && design[0] == 'c', groups = design && design[1] == 'g';
-    const bool shared = !cells && kQueueBytes + planes_bytes(entries) <= most;
-    const bool tetrahedral = p->method == Lut3dMethod::kTetrahedral;
-    if (groups)
-        return tetrahedral ? choose<true, false>(*p, work, shared, processors, on)
-                           : choose<false, false>(*p, work, shared, processors, on);
-    return tetrahedral ? choose<true, true>(*p, work, shared, processors, on)
-                       : choose<false, true>(*p, work, shared, processors, on);
+    const bool shared = kQueueBytes + planes_bytes(entries) <= most;
+    return p->method == Lut3dMethod::kTetrahedral ? choose<true>(*p, work, shared, processors, on)
+                                                  : choose<false>(*p, work, shared, processors, on);
 }

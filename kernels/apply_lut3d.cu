@@ -6,9 +6,10 @@
 // lines. The table is first copied to entries of four numbers (37 thousand for S = 33), so that a
 // corner is one load of 16 bytes instead of three.
 //
-// A thread has four neighbouring pixels, three words of memory. Contiguous uint8 images of some
-// size go through apply_lut3d.bytes.cu instead.
-#include <cstdlib>
+// A thread has four neighbouring pixels, three words of memory; of float32 it has one, as twelve
+// bytes of each lane fill whole lines too. Large contiguous uint8 images go through
+// apply_lut3d.bytes.cu instead.
+#include <type_traits>
 
 #include "apply_lut3d.cuh"
 
@@ -30,15 +31,18 @@ const char* apply_lut3d_table_cuda(const ApplyLut3dParams* p, void* stream) {
     return launch_error();
 }
 
+template <typename T>
+constexpr int kPixels = std::is_same_v<T, float> ? 1 : kGroup;
+
 template <typename T, bool kTetrahedral>
 __global__ void __launch_bounds__(kLutThreads) lut3d_kernel(ApplyLut3dParams p, bool words) {
     using A = Acc<T>;
-    const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kGroup;
+    const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kPixels<T>;
     if (n >= p.N) return;
-    T group[3 * kGroup];
+    T group[3 * kPixels<T>];
     load_group(p.image, p.image_at, n, p.N, words, group);
 #pragma unroll
-    for (int k = 0; k < kGroup; ++k) {
+    for (int k = 0; k < kPixels<T>; ++k) {
         A x[3];
 #pragma unroll
         for (int c = 0; c < 3; ++c) x[c] = value_of(group[3 * k + c], p.dtype);
@@ -50,34 +54,13 @@ __global__ void __launch_bounds__(kLutThreads) lut3d_kernel(ApplyLut3dParams p, 
     store_group(p.out, n, p.N, group);
 }
 
-template <typename T, bool kTetrahedral>
-__global__ void __launch_bounds__(kLutThreads) lane_kernel(ApplyLut3dParams p) {
-    using A = Acc<T>;
-    const int64_t n = int64_t(blockIdx.x) * kLutThreads + threadIdx.x;
-    if (n >= p.N) return;
-    const T* pixel = static_cast<const T*>(p.image) + p.image_at(n);
-    A x[3];
-#pragma unroll
-    for (int c = 0; c < 3; ++c) x[c] = value_of(pixel[c * p.image_at.channel], p.dtype);
-    const auto out = blend<kTetrahedral>(static_cast<const A*>(p.table), place_of<T>(x, p.S), p.S);
-#pragma unroll
-    for (int c = 0; c < 3; ++c) static_cast<T*>(p.out)[3 * n + c] = stored<T>(out.at[c], p.dtype);
-}
-
 const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream) {
-    const char* design = getenv("LUT3D_DESIGN");
-    if (p->work && !(design && design[0] == 'f')) return apply_lut3d_bytes_cuda(p, stream);
-    const auto blocks = unsigned(ceil_div(p->N, kLutThreads * kGroup));
+    if (p->work) return apply_lut3d_bytes_cuda(p, stream);
     const auto on = static_cast<cudaStream_t>(stream);
     const bool words = in_words(*p, p->image, p->image_at);
     by_storage(*p, [&](auto element) {
         using T = decltype(element);
-        if (design && design[0] == 'f' && design[1] == 'n') {
-            const auto kernel = p->method == Lut3dMethod::kTetrahedral ? lane_kernel<T, true>
-                                                                       : lane_kernel<T, false>;
-            kernel<<<unsigned(ceil_div(p->N, kLutThreads)), kLutThreads, 0, on>>>(*p);
-            return;
-        }
+        const auto blocks = unsigned(ceil_div(p->N, kLutThreads * kPixels<T>));
         if (p->method == Lut3dMethod::kTetrahedral)
             lut3d_kernel<T, true><<<blocks, kLutThreads, 0, on>>>(*p, words);
         else
