@@ -79,13 +79,13 @@ OCTET_KERNEL void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, 
 /// spread: that pays from about 8 megapixels of a photograph on, from under one of noise.
 inline bool apply_lut3d_by_bytes(const ApplyLut3dParams& p) {
     const bool words = p.image_at.dense() && reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
-    return p.bytes && words && p.S <= 256 && p.N >= (1 << 21);
+    return p.bytes && words && p.S <= 255 && p.N >= (1 << 21);
 }
 
 /// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header.
 inline int64_t apply_lut3d_work(const ApplyLut3dParams& p) {
     const int64_t entries = int64_t(p.S) * p.S * p.S;
-    return 256 + ceil_div(entries, kLutThreads) * 8 + 16 + entries * 16;
+    return 256 + ceil_div(entries, kLutThreads) * 8 + 64 + entries * 16;
 }
 
 /// Bytes of `sums` where the CUDA kernels sum in whole numbers; see apply_lut3d.backward.cu.

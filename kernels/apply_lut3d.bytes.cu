@@ -18,17 +18,16 @@
 #include "apply_lut3d.cuh"
 
 constexpr int kBlock = 1024;      // threads; one block to an SM, as it takes all its memory
-constexpr int kQueue = 64;        // pixels in doubt that a warp holds
+constexpr int kQueue = 64;        // groups with a pixel in doubt that a warp holds
 constexpr float kLevels = 32895;  // 255 of them are less than 2^23
-constexpr int kPixels = 1 << 29;  // to a launch, so that 32 bits number their bytes
-constexpr int kFraction = 15;     // bits of a float in [256, 512) that are below 1
+constexpr int kPixels = 1 << 29;  // to a launch, so that 28 bits number their groups
 constexpr int kQueueBytes = kBlock / 32 * kQueue * 4;
 
 /// What rounding the table to whole numbers means.
 struct Scale {
     float step, base;  // levels of output are base + step * sum of 255ths of table numbers
     float low, inverse;
-    int near;  // in doubt, of 2^-15 levels
+    float sure;  // how far from a whole level a value may be and round to it for certain
     bool usable;
 };
 
@@ -80,9 +79,22 @@ __global__ void range_kernel(ApplyLut3dParams p, Work work, int32_t entries) {
 /// Entries as planes of red and green and of blue, or as cells.
 enum class Form : int { kPlanes, kPairs, kSingles };
 
-__host__ __device__ inline int64_t plane_bytes(int64_t entries) { return (entries * 4 + 15) & ~15; }
-__host__ __device__ inline int64_t planes_bytes(int64_t entries) {
-    return plane_bytes(entries) + ((entries * 2 + 15) & ~15);
+/// How many entries a step along red and green is.
+struct Steps {
+    int red, green;
+
+    /// In planes both are even, and chosen so that the corners of nearby cells, which lanes ask for
+    /// at once, are seldom in the same bank of shared memory.
+    HD static constexpr Steps planes(int S) {
+        const int green = (S + 2) & ~1;
+        return {S * green + 4, green};
+    }
+    HD static constexpr Steps cells(int S) { return {S * S, S}; }
+};
+
+HD inline int plane_bytes(int S) { return (S * Steps::planes(S).red * 4 + 15) & ~15; }
+HD inline int planes_bytes(int S) {
+    return plane_bytes(S) + ((S * Steps::planes(S).red * 2 + 15) & ~15);
 }
 
 __global__ void round_kernel(ApplyLut3dParams p, Work work, int32_t entries, Form form) {
@@ -98,11 +110,11 @@ __global__ void round_kernel(ApplyLut3dParams p, Work work, int32_t entries, For
     const float width = range.y - range.x, most = fmaxf(fabsf(range.x), fabsf(range.y));
     scale.low = range.x, scale.inverse = width > 0 ? kLevels / width : 0;
     scale.step = width / kLevels;
-    scale.base = 255 * range.x + 0.5f - 8388608.0f * scale.step;
+    scale.base = 255 * range.x - 8388608.0f * scale.step;
     // Half a step, a bit for roundings of what is summed, and of the float32 table's own sums.
     const float near = 255 * (0.52f * scale.step + (most + width) * 0x1p-21f);
     scale.usable = near < 0.05f;
-    scale.near = scale.usable ? int(near * (1 << kFraction)) + 2 : 0;
+    scale.sure = 0.5f - near - 1e-4f;
     const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
     if (i == 0) *work.scale = scale;
     if (i >= entries || !scale.usable) return;
@@ -116,9 +128,11 @@ __global__ void round_kernel(ApplyLut3dParams p, Work work, int32_t entries, For
     };
     const uint3 x = whole(i);
     if (form == Form::kPlanes) {
+        const int S = p.S, at = i / (S * S) * Steps::planes(S).red +
+                                i / S % S * Steps::planes(S).green + i % S;
         char* planes = reinterpret_cast<char*>(work.table);
-        reinterpret_cast<unsigned*>(planes)[i] = x.x | x.y << 16;
-        reinterpret_cast<unsigned short*>(planes + plane_bytes(entries))[i] =
+        reinterpret_cast<unsigned*>(planes)[at] = x.x | x.y << 16;
+        reinterpret_cast<unsigned short*>(planes + plane_bytes(S))[at] =
             static_cast<unsigned short>(x.z);
     } else if (form == Form::kPairs) {
         const uint3 y = whole(i + 1);
@@ -128,111 +142,196 @@ __global__ void round_kernel(ApplyLut3dParams p, Work work, int32_t entries, For
     }
 }
 
-/// Where corners come from. pair(): those of entries i and i + 1, channel by channel, as halves of
-/// a word; single(): red and green, and blue, of entry i.
+/// The word of shared memory at `from` where `wanted` is odd; elsewhere whatever there was, which
+/// the caller drops: lanes that do not load leave the banks to others.
+__device__ inline unsigned load_if_odd(const unsigned* from, unsigned wanted) {
+    unsigned word;
+    asm volatile(
+        "{\n.reg .pred odd;\n.reg .b32 bit;\nand.b32 bit, %2, 1;\nsetp.ne.u32 odd, bit, 0;\n"
+        "@odd ld.shared.u32 %0, [%1];\n}"
+        : "=r"(word)
+        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(from))), "r"(wanted));
+    return word;
+}
+
+/// Where corners come from. pair(): those of entries i + step and the next, channel by channel, as
+/// halves of a word, `step` being even; single(): red and green, and blue, of entry i.
 struct SharedTable {
     const unsigned* red_green;
     const unsigned short* blue;
 
-    __device__ uint3 pair(int i) const {
-        const uint2 a = single(i), b = single(i + 1);
-        return {__byte_perm(a.x, b.x, 0x5410), __byte_perm(a.x, b.x, 0x7632),
-                __byte_perm(a.y, b.y, 0x5410)};
+    HD static constexpr Steps steps(int S) { return Steps::planes(S); }
+    __device__ uint3 pair(int i, int step) const {
+        const unsigned a = red_green[i + step], b = red_green[i + step + 1];
+        const unsigned* blues = reinterpret_cast<const unsigned*>(blue) + (i >> 1) + step / 2;
+        const unsigned c = blues[0], d = load_if_odd(blues + 1, unsigned(i));
+        return {__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632),
+                __funnelshift_r(c, d, unsigned(i) << 4)};
     }
     __device__ uint2 single(int i) const { return {red_green[i], blue[i]}; }
 };
 struct PairTable {
     const uint4* cells;
-    __device__ uint3 pair(int i) const {
-        const uint4 x = __ldg(cells + i);
+    HD static constexpr Steps steps(int S) { return Steps::cells(S); }
+    __device__ uint3 pair(int i, int step) const {
+        const uint4 x = __ldg(cells + i + step);
         return {x.x, x.y, x.z};
     }
     __device__ uint2 single(int) const { return {}; }
 };
 struct SingleTable {
     const uint2* cells;
-    __device__ uint3 pair(int) const { return {}; }
+    HD static constexpr Steps steps(int S) { return Steps::cells(S); }
+    __device__ uint3 pair(int, int) const { return {}; }
     __device__ uint2 single(int i) const { return __ldg(cells + i); }
 };
 
-/// 2^23 plus the sum of two products, as a float. weights: the first in the lowest byte.
+/// 2^23 plus the sum of two products, as a float. weights: two bytes from bit 16 on.
 __device__ inline float sum_of(unsigned pair, unsigned weights) {
-    return __uint_as_float(__dp2a_lo(pair, weights, 0x4b000000u));
+    return __uint_as_float(__dp2a_hi(pair, weights, 0x4b000000u));
 }
 
-/// A pixel's cell and the place in it, of 255. A value on an entry may count to the cell below it,
-/// with place 255: the cell is never beyond the last. `multiple`: floor(2^23 (S - 1) / 255), less 1
-/// where that is exact.
-struct BytePlace {
-    int entry;
-    unsigned t[3];
+constexpr unsigned kHalves = 0x00ff00ff;  // the lower bytes of two halves
 
-    __device__ BytePlace(unsigned pixel, int S, unsigned multiple) {
-        unsigned cell[3];
-#pragma unroll
-        for (int c = 0; c < 3; ++c) {
-            const unsigned level = pixel >> (8 * c) & 255;
-            cell[c] = level * multiple >> 23;
-            t[c] = level * (S - 1) - 255 * cell[c];
-        }
-        entry = int((cell[0] * S + cell[1]) * S + cell[2]);
+/// Cells of four pixels, and the places in them, of 255. A value on an entry may count to the cell
+/// below it, with place 255: the cell is never beyond the last.
+struct Places {
+    int entry[4];
+    unsigned red_blue[4];  // halves of a word
+    unsigned green[2];     // of the outer pixels, 0 and 3, and of the inner, 1 and 2
+
+    __device__ unsigned green_high(int k) const {  // of pixel k, in the upper half
+        const unsigned word = green[k == 1 || k == 2];
+        return k < 2 ? word << 16 : word & 0xffff0000;
+    }
+    __device__ float green_of(int k) const {
+        const unsigned word = green[k == 1 || k == 2];
+        return place_of_half(k < 2 ? word : word >> 16);
+    }
+    __device__ float red_of(int k) const { return place_of_half(red_blue[k]); }
+
+    /// A whole number in the lower half, over 255. As the bits of a half it is a multiple of 2^-24,
+    /// and converting that is cheaper than converting an integer.
+    __device__ static float place_of_half(unsigned word) {
+        return load(Half{static_cast<uint16_t>(word)}) * (0x1p24f * (1 / 255.0f));
     }
 };
 
-/// 2^23 plus a channel's 255-fold mean, thrice.
+/// For S = 33 two levels at a time, as halves of a word: their cells are level * 257 / 2048, which
+/// is right for all of 0 to 255 and fits.
+__device__ inline unsigned cells33(unsigned levels, unsigned* places) {
+    const unsigned cells = levels * 257 >> 11 & 0x001f001f;
+    *places = levels * 32 - cells * 255;
+    return cells;
+}
+__device__ inline Places places33(unsigned a, unsigned b, unsigned c, Steps steps) {
+    Places at;
+    const unsigned red_blue[] = {a & kHalves, __funnelshift_r(a, b, 24) & kHalves,
+                                 __funnelshift_r(b, c, 16) & kHalves, c >> 8 & kHalves};
+    const unsigned green[] = {__byte_perm(a, c, 0x7621) & kHalves, __byte_perm(b, 0, 0x4340)};
+    unsigned greens[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) greens[i] = cells33(green[i], &at.green[i]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const unsigned cells = cells33(red_blue[k], &at.red_blue[k]);
+        // The upper half becomes blue + red * steps.red + green * steps.green.
+        const unsigned step = unsigned(steps.green) << (k < 2 ? 16 : 0);
+        const unsigned sum =
+            cells * (unsigned(steps.red) << 16 | 1) + greens[k == 1 || k == 2] * step;
+        at.entry[k] = int(sum >> 16);
+    }
+    return at;
+}
+
+/// `multiple`: floor(2^23 (S - 1) / 255), less 1 where that is exact.
+__device__ inline Places places_of(unsigned a, unsigned b, unsigned c, int S, unsigned multiple,
+                                   Steps steps) {
+    Places at;
+    const unsigned pixel[] = {a, __funnelshift_r(a, b, 24), __funnelshift_r(b, c, 16), c >> 8};
+    unsigned green[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        unsigned cell[3], t[3];
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            const unsigned level = pixel[k] >> (8 * i) & 255;
+            cell[i] = level * multiple >> 23;
+            t[i] = level * (S - 1) - 255 * cell[i];
+        }
+        at.entry[k] = int(cell[0] * steps.red + cell[1] * steps.green + cell[2]);
+        at.red_blue[k] = t[0] | t[2] << 16, green[k] = t[1];
+    }
+    at.green[0] = green[0] | green[3] << 16, at.green[1] = green[1] | green[2] << 16;
+    return at;
+}
+
+/// 2^23 plus a channel's 255-fold mean, thrice, of pixel k.
 template <typename Table>
-__device__ inline void mean8(const Table& table, const BytePlace& at, int S, float (&mean)[3]) {
-    const unsigned weights = 255 + 255 * at.t[2];  // 255 - t in the first byte, t in the second
-    const float g = float(at.t[1]) * (1 / 255.0f), r = float(at.t[0]) * (1 / 255.0f);
+__device__ inline void mean8(const Table& table, const Places& at, int k, Steps steps,
+                             float (&mean)[3]) {
+    const unsigned weights = at.red_blue[k] * 255 + 0x00ff0000;  // 255 - t, then t, from bit 16 on
+    const float g = at.green_of(k), r = at.red_of(k);
     float side[2][3];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-        const uint3 low = table.pair(at.entry + k * S * S);
-        const uint3 high = table.pair(at.entry + k * S * S + S);
+    for (int i = 0; i < 2; ++i) {
+        const uint3 low = table.pair(at.entry[k], i * steps.red);
+        const uint3 high = table.pair(at.entry[k], i * steps.red + steps.green);
         const float a[] = {sum_of(low.x, weights), sum_of(low.y, weights), sum_of(low.z, weights)};
         const float b[] = {sum_of(high.x, weights), sum_of(high.y, weights),
                            sum_of(high.z, weights)};
 #pragma unroll
-        for (int c = 0; c < 3; ++c) side[k][c] = fmaf(g, b[c] - a[c], a[c]);
+        for (int c = 0; c < 3; ++c) side[i][c] = fmaf(g, b[c] - a[c], a[c]);
     }
 #pragma unroll
     for (int c = 0; c < 3; ++c) mean[c] = fmaf(r, side[1][c] - side[0][c], side[0][c]);
 }
 
+/// The axes are sorted by their places, as words that have the place above and the step below.
 template <typename Table>
-__device__ inline void mean4(const Table& table, const BytePlace& at, int S, float (&mean)[3]) {
-    const unsigned r = at.t[0], g = at.t[1], b = at.t[2];
-    const int red = S * S, all = red + S + 1;
+__device__ inline void mean4(const Table& table, const Places& at, int k, Steps steps,
+                             float (&mean)[3]) {
+    const unsigned r = at.red_blue[k] << 16 | steps.red, g = at.green_high(k) | steps.green;
+    const unsigned b = (at.red_blue[k] & 0xffff0000) | 1;
     const unsigned first = max(max(r, g), b), last = min(min(r, g), b);
     const unsigned middle = r + g + b - first - last;
-    const int up = r == first ? red : g == first ? S : 1;
-    const int down = b == last ? 1 : g == last ? S : red;
-    const uint2 k0 = table.single(at.entry), k1 = table.single(at.entry + up);
-    const uint2 k2 = table.single(at.entry + all - down), k3 = table.single(at.entry + all);
-    const unsigned w01 = (255 - first) | (first - middle) << 8, w23 = (middle - last) | last << 8;
+    const int i = at.entry[k], all = i + steps.red + steps.green + 1;
+    const uint2 k0 = table.single(i), k1 = table.single(i + int(first & 0xffff));
+    const uint2 k2 = table.single(all - int(last & 0xffff)), k3 = table.single(all);
+    // Bytes 255 - first, first - middle, middle - last and last.
+    const unsigned places = __byte_perm(__byte_perm(first, middle, 0x3362), last, 0x7610);
+    const unsigned weights = places * 255 + 255;
     const auto channel = [&](unsigned a, unsigned b, unsigned c, unsigned d, unsigned half) {
-        return __uint_as_float(__dp2a_lo(__byte_perm(a, b, half), w01,
-                                         __dp2a_lo(__byte_perm(c, d, half), w23, 0x4b000000u)));
+        return __uint_as_float(__dp2a_lo(__byte_perm(a, b, half), weights,
+                                         __dp2a_hi(__byte_perm(c, d, half), weights, 0x4b000000u)));
     };
     mean[0] = channel(k0.x, k1.x, k2.x, k3.x, 0x5410);
     mean[1] = channel(k0.x, k1.x, k2.x, k3.x, 0x7632);
     mean[2] = channel(k0.y, k1.y, k2.y, k3.y, 0x5410);
 }
 
-/// Bytes of a result in the lowest three; *doubt is set where one of them may be another.
-__device__ inline unsigned rounded(const float (&mean)[3], const Scale& scale, bool* doubt) {
-    unsigned bits[3], nearest = ~0u;
+/// Levels as whole numbers that may lie outside 0 to 255; returns how far the worst of the three
+/// was from its own.
+__device__ inline float round_levels(const float (&mean)[3], const Scale& scale, int* level) {
+    constexpr float kMagic = 12582912;  // 1.5 * 2^23: what is added to it is rounded
+    float off[3];
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
-        // In [256, 512) the bits of a float are whole levels above kFraction bits of a fraction.
-        const float level = fmaf(mean[c], scale.step, scale.base + 256);
-        bits[c] = __float_as_uint(fminf(fmaxf(level, 256.25f), 511.5f));
-        nearest = min(nearest, (bits[c] + scale.near) & ((1 << kFraction) - 1));
+        const float exact = fmaf(mean[c], scale.step, scale.base), sum = exact + kMagic;
+        off[c] = fabsf(exact - (sum - kMagic));
+        level[c] = int(__float_as_uint(sum) - 0x4b400000u);
     }
-    *doubt = nearest <= 2 * unsigned(scale.near);
-    const unsigned red_green =
-        __byte_perm(bits[0] >> kFraction, bits[1] >> kFraction, 0x0040) & 0xffff;
-    return red_green | (bits[2] >> kFraction & 255) << 16;
+    return fmaxf(fmaxf(off[0], off[1]), off[2]);
+}
+
+/// Four levels, clamped, as bytes; the first in the lowest.
+__device__ inline unsigned bytes_of(const int* level) {
+    unsigned upper, all;
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, 0;" : "=r"(upper) : "r"(level[3]), "r"(level[2]));
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;"
+        : "=r"(all)
+        : "r"(level[1]), "r"(level[0]), "r"(upper));
+    return all;
 }
 
 /// The pixel at `from` evaluated from the table of float32.
@@ -245,30 +344,37 @@ __device__ inline void evaluate(const ApplyLut3dParams& p, const uint8_t* from, 
     for (int c = 0; c < 3; ++c) to[c] = store<Byte>(out.at[c]).value;
 }
 
-/// Pixels in doubt of a warp.
+/// Groups of a warp that have pixels in doubt: which, in bits 28 to 31, and the group's number.
 struct Queue {
-    unsigned* pixels;
+    unsigned* groups;
     int count;
 
+    /// Evaluates a pixel of each of the last `some`. A group that has another one is put back.
     template <bool kTetrahedral>
     __device__ void evaluate_some(const ApplyLut3dParams& p, const uint8_t* in, uint8_t* out,
                                   int some) {
         __syncwarp();  // what was noted, and the pixels' first values, are there
         const int lane = threadIdx.x % 32;
         count -= some;
+        unsigned group = 0;
         if (lane < some) {
-            const unsigned at = 3 * pixels[count + lane];
+            group = groups[count + lane];
+            const unsigned pixel = 31 - __clz(group);
+            group ^= 1u << pixel;
+            const unsigned at = 12 * (group & kNumber) + 3 * (pixel - 28);
             evaluate<kTetrahedral>(p, in + at, out + at);
         }
         __syncwarp();
+        note(group > kNumber, group);
     }
-    /// Notes `pixel` where it is in doubt. There is room for 32 more.
-    __device__ void note(bool doubt, unsigned pixel) {
+    /// Notes `group` where it is in doubt. There is room for 32 more.
+    __device__ void note(bool doubt, unsigned group) {
         const unsigned all = __ballot_sync(0xffffffff, doubt);
         const unsigned before = all & ((1u << threadIdx.x % 32) - 1);
-        if (doubt) pixels[count + __popc(before)] = pixel;
+        if (doubt) groups[count + __popc(before)] = group;
         count += __popc(all);
     }
+    static constexpr unsigned kNumber = (1u << 28) - 1;
 };
 
 /// Groups of four pixels, three words each.
@@ -276,47 +382,44 @@ template <typename Table, bool kTetrahedral, int kS>
 __device__ inline void walk(const ApplyLut3dParams& p, const Table& table, const Scale& scale,
                             const uint8_t* in, uint8_t* out, unsigned pixels, unsigned* queue) {
     const int S = kS ? kS : p.S;
+    const Steps steps = Table::steps(S);
     const unsigned multiple = ((unsigned(S - 1) << 23) - 1) / 255;
     const unsigned groups = pixels / kGroup, lane = threadIdx.x % 32;
     const unsigned step = gridDim.x * blockDim.x;
     Queue doubts{queue + threadIdx.x / 32 * kQueue, 0};
     const unsigned* words = reinterpret_cast<const unsigned*>(in);
     unsigned* results = reinterpret_cast<unsigned*>(out);
-    const auto pixel_of = [&](unsigned pixel, bool* doubt) {
-        float mean[3];
-        const BytePlace at(pixel, S, multiple);
-        if constexpr (kTetrahedral)
-            mean4(table, at, S, mean);
-        else
-            mean8(table, at, S, mean);
-        return rounded(mean, scale, doubt);
-    };
-    const auto drain = [&] {
-        if (doubts.count >= 32) doubts.template evaluate_some<kTetrahedral>(p, in, out, 32);
-    };
     const unsigned start = blockIdx.x * blockDim.x + threadIdx.x - lane;  // the warp's first
     for (unsigned base = start; base < groups; base += step) {
         const unsigned group = base + lane;
         const bool inside = group < groups;
         const unsigned* from = words + 3 * (inside ? group : 0);
         const unsigned a = from[0], b = from[1], c = from[2];
-        const unsigned source[] = {a, __funnelshift_r(a, b, 24), __funnelshift_r(b, c, 16), c >> 8};
-        unsigned result[4];
-        bool doubt[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) result[k] = pixel_of(source[k], &doubt[k]);
-        if (inside) {
-            results[3 * group] = result[0] | result[1] << 24;
-            results[3 * group + 1] = result[1] >> 8 | result[2] << 16;
-            results[3 * group + 2] = result[2] >> 16 | result[3] << 8;
-        }
+        Places at;
+        if constexpr (kS == 33)
+            at = places33(a, b, c, steps);
+        else
+            at = places_of(a, b, c, S, multiple, steps);
+        int level[12];
+        unsigned doubtful = 0;
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            doubts.note(doubt[k] && inside, 4 * group + k);
-            drain();
+            float mean[3];
+            if constexpr (kTetrahedral)
+                mean4(table, at, k, steps, mean);
+            else
+                mean8(table, at, k, steps, mean);
+            if (round_levels(mean, scale, level + 3 * k) > scale.sure) doubtful |= 1u << (28 + k);
         }
+        if (inside) {
+#pragma unroll
+            for (int i = 0; i < 3; ++i) results[3 * group + i] = bytes_of(level + 4 * i);
+        }
+        doubts.note(doubtful && inside, doubtful | group);
+        while (doubts.count >= 32) doubts.template evaluate_some<kTetrahedral>(p, in, out, 32);
     }
-    doubts.template evaluate_some<kTetrahedral>(p, in, out, doubts.count);
+    while (doubts.count > 0)
+        doubts.template evaluate_some<kTetrahedral>(p, in, out, min(doubts.count, 32));
 }
 
 template <typename Table, bool kTetrahedral, int kS>
@@ -333,7 +436,7 @@ __global__ void __launch_bounds__(kBlock, 1)
         evaluate<kTetrahedral>(p, in + 3 * n, out + 3 * n);
     if (!scale.usable) return;
     if constexpr (std::is_same_v<Table, SharedTable>) {
-        const int entries = p.S * p.S * p.S, count = int(planes_bytes(entries) / 16);
+        const int count = planes_bytes(p.S) / 16;
         uint4* planes = memory + kQueueBytes / 16;
         for (int i = threadIdx.x; i < count; i += blockDim.x) {
             const auto to = static_cast<unsigned>(__cvta_generic_to_shared(planes + i));
@@ -342,7 +445,7 @@ __global__ void __launch_bounds__(kBlock, 1)
         }
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
-        const char* blue = reinterpret_cast<const char*>(planes) + plane_bytes(entries);
+        const char* blue = reinterpret_cast<const char*>(planes) + plane_bytes(kS ? kS : p.S);
         const SharedTable table{reinterpret_cast<const unsigned*>(planes),
                                 reinterpret_cast<const unsigned short*>(blue)};
         walk<Table, kTetrahedral, kS>(p, table, scale, in, out, pixels, queue);
@@ -358,9 +461,10 @@ const char* run(const ApplyLut3dParams& p, Work work, Form form, int processors,
     const auto blocks = unsigned(ceil_div(entries, kLutThreads));
     round_kernel<<<blocks, kLutThreads, 0, on>>>(p, work, entries, form);
     const bool shared = form == Form::kPlanes;
-    const auto kernel =
-        p.S == 33 ? bytes_kernel<Table, kTetrahedral, 33> : bytes_kernel<Table, kTetrahedral, 0>;
-    const int bytes = kQueueBytes + (shared ? int(planes_bytes(entries)) : 0);
+    auto kernel = bytes_kernel<Table, kTetrahedral, 0>;
+    if constexpr (std::is_same_v<Table, SharedTable>)
+        if (p.S == 33) kernel = bytes_kernel<Table, kTetrahedral, 33>;
+    const int bytes = kQueueBytes + (shared ? planes_bytes(p.S) : 0);
     if (shared) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     const int grid = shared ? processors : processors * 2;
     for (int64_t begin = 0; begin < p.N; begin += kPixels) {
@@ -397,7 +501,7 @@ const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream) {
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    const bool shared = kQueueBytes + planes_bytes(entries) <= most;
+    const bool shared = kQueueBytes + planes_bytes(p->S) <= most;
     return p->method == Lut3dMethod::kTetrahedral ? choose<true>(*p, work, shared, processors, on)
                                                   : choose<false>(*p, work, shared, processors, on);
 }
