@@ -1,6 +1,7 @@
 """One small call of every kernel: compute-sanitizer --tool memcheck python tests/compute_sanitizer.py."""
 
 import sys
+from itertools import product
 
 import torch
 
@@ -32,8 +33,72 @@ def main():
             for boundary in ("zero", "reflect", "nearest"):
                 out = loader.convolve2d(image, kernel, "full", boundary)
                 loader.convolve2d_bw(out, image, kernel, "full", boundary, (True, True))
+    tables()
+    hash_grids()
+    grids()
     torch.cuda.synchronize()
     print("done")
+
+
+def tables():
+    """apply_lut3d: sizes of a table, methods, dtypes, both ways to sum the table's gradient."""
+    for S, method in product((3, 33, 65), ("trilinear", "tetrahedral")):
+        lut = torch.rand(S, S, S, 3, device="cuda")
+        levels = torch.randint(0, 256, (601, 503, 3), dtype=torch.uint8, device="cuda")
+        loader.apply_lut3d(levels, lut, method)
+        for dtype in DTYPES:
+            image = torch.rand(45, 31, 3, device="cuda").to(dtype)
+            out = loader.apply_lut3d(image, lut, method)
+            for exact in (False, True):
+                torch.use_deterministic_algorithms(exact)
+                loader.apply_lut3d_bw(out, image, lut, method, (True, True))
+            torch.use_deterministic_algorithms(False)
+
+
+def hash_grids():
+    """hash_grid_encoding: dimensions, widths and sizes of a table, second derivative."""
+    for dtype in DTYPES:
+        for D, F, T in ((2, 1, 300), (3, 2, 512), (3, 4, 99), (2, 8, 64)):
+            points = torch.rand(131, D, device="cuda").requires_grad_()
+            table = torch.rand(5, T, F, device="cuda").to(dtype).requires_grad_()
+            out = loader.hash_grid_encoding(points, table)
+            (slope,) = torch.autograd.grad(out.sum(), points, create_graph=True)
+            slope.sum().backward()
+            arguments = out.detach(), points.detach(), table.detach(), (True, True)
+            for fixed in (False, True):
+                loader.hash_grid_encoding_bw(*arguments, deterministic=fixed)
+
+
+def grids():
+    """grid_sample: modes, paddings, dtypes, layouts, widths, gradients, second derivative.
+
+    Points lie inside, around and far from the input, or nowhere.
+    """
+    nowhere = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e20, 1.0, -1.0])
+    for D, C, dtype, last in product((2, 3), (1, 3, 16, 37), DTYPES, (False, True)):
+        format = torch.channels_last if D == 2 else torch.channels_last_3d
+        format = format if last else torch.contiguous_format
+        image = torch.rand(2, C, *(5, 7, 9)[:D], device="cuda").to(dtype)
+        image = image.contiguous(memory_format=format)
+        grid = torch.rand(2, *(4, 11, 13)[:D], D, device="cuda") * 3 - 1.5
+        grid.view(-1, D)[: len(nowhere)] = nowhere[:, None].cuda()
+        for mode, padding in product(
+            ("bilinear", "nearest", "bicubic")[: 5 - D], ("zeros", "border", "reflection")
+        ):
+            options = mode, padding, last  # align_corners: both, but not times both layouts
+            out = loader.grid_sample(image, grid, *options)
+            for fixed, mask in product((False, True), ((True, False), (False, True), (True, True))):
+                torch.use_deterministic_algorithms(fixed)
+                loader.grid_sample_bw(out, image, grid, *options, mask)
+            torch.use_deterministic_algorithms(False)
+            if mode != "bicubic":
+                leaves = image.detach().requires_grad_(), grid.detach().requires_grad_()
+                value = loader.grid_sample(*leaves, *options)
+                slopes = torch.autograd.grad(value.sum(), leaves, create_graph=True)
+                for fixed in (False, True):
+                    torch.use_deterministic_algorithms(fixed)
+                    torch.autograd.grad(slopes, leaves, slopes, retain_graph=True)
+                torch.use_deterministic_algorithms(False)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ def test_the_examples_run():
         exec(code, names)
     assert names["feats"].grad.abs().sum() > 0 and names["points"].grad.abs().sum() > 0
     torch.testing.assert_close(names["smooth"][4:-4], names["x"].unfold(0, 9, 1).mean(1))
+    assert torch.equal(names["graded"], names["photo"])  # through a table that changes nothing
+    assert names["values"].shape == (1, 16, 1, 1, 10000) and names["encoded"].shape == (1000, 32)
+    expected = torch.nn.functional.grid_sample(names["image"], names["grid"], align_corners=False)
+    torch.testing.assert_close(names["out"], expected)
     y = torch.ones(3)
     torch.testing.assert_close(names["module"].sin_add(y, y), 2 * y.sin())
 
