@@ -172,8 +172,8 @@ template <bool kSlope, typename A, int D>
 __device__ inline Cell<A, D> cell_of(const GridSampleJob& job, const Steps& steps,
                                      const Coordinates<A, D>& at) {
     const GridSampleParams& p = job.p;
-    if (p.interpolation == Interpolation::kNearest || p.padding == Padding::kReflection)
-        return any_cell<kSlope>(job, steps, at);
+    if (p.padding == Padding::kReflection) return any_cell<kSlope>(job, steps, at);
+    const bool nearest = p.interpolation == Interpolation::kNearest;
     Cell<A, D> cell;
     cell.base = 0, cell.flags = 0;
     bool near = true;  // some corner may lie in the image; neither NaN nor beyond an int
@@ -186,12 +186,14 @@ __device__ inline Cell<A, D> cell_of(const GridSampleJob& job, const Steps& step
             cell.flags |= uint32_t(u > least && u < most) << (8 + 2 * d);
         }
         u = fmin(fmax(u, least), most);
+        if (nearest) u = rint(u);
         const A first = floor(u);
         near = near && first >= -1 && first < A(p.size[2 - d]);
         const int i = int(first);
         cell.part[d] = u - first;
         cell.base += i * steps.step[2 - d];
-        cell.flags |= uint32_t(i >= 0) << 2 * d | uint32_t(i + 1 < p.size[2 - d]) << (2 * d + 1);
+        cell.flags |= uint32_t(i >= 0) << 2 * d | uint32_t(i + 1 < p.size[2 - d] && !nearest)
+                                                      << (2 * d + 1);
         if (kSlope && d == 0) cell.flags |= uint32_t(i & 1) << 16;
     }
     if (near) return cell;
@@ -548,6 +550,7 @@ __global__ void __launch_bounds__(kThreads)
     constexpr uint32_t kBits = (1u << 2 * D) - 1;
     const Runs runs(cell.base, cell.flags & kBits, job.input.step[2]);
     const bool alone = at.lanes == 1;  // threads that share a point have no neighbours to add to
+    const bool nearest = p.interpolation == Interpolation::kNearest;
     A weight[K], dot[K] = {};
     cell.weights(weight);
     const char* in = static_cast<const char*>(p.input) + at.b * p.input_stride[0] * int(sizeof(T));
@@ -560,8 +563,12 @@ __global__ void __launch_bounds__(kThreads)
                          : cell_of<true>(job, job.sums, coordinates).base;
     char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
                      int64_t(base) * job.sums.unit;
-    const bool whole = cell.whole();
-    const int corners = p.interpolation == Interpolation::kNearest ? 1 : K;
+    // The corners that this thread adds to memory.
+    uint32_t mine = 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+        mine |= uint32_t(cell.valid(k) && (!alone || (runs.head && !(k % 2 && runs.gives)))) << k;
+    const bool longer = alone && runs.reach > 1;
 #pragma unroll 1
     for (int c0 = at.lane; c0 - at.lane < C; c0 += U * at.lanes) {
         A grad[U];
@@ -589,21 +596,22 @@ __global__ void __launch_bounds__(kThreads)
             if (c - at.lane >= C) break;
             A part[K];
 #pragma unroll
-            for (int k = 0; k < K; ++k) {
-                part[k] = weight[k] * grad[u];
-                if (alone && k < corners) part[k] = runs.sum(part[k]);
-            }
+            for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
+            if (longer)
 #pragma unroll
-            for (int k = 0; k < K && alone && corners > 1; k += 2) {
-                const A given = __shfl_sync(kAll, part[k + 1], runs.before);
-                if (runs.takes) part[k] += given;
-            }
-            if (c >= C || !at.inside || (alone && !runs.head)) continue;
-            char* const row = to + c * p.grad_input_stride[1] * size;
+                for (int k = 0; k < K; ++k) part[k] = runs.sum(part[k]);
+            if (alone && !nearest)
 #pragma unroll
-            for (int k = 0; k < K && k < corners; ++k)
-                if ((whole || cell.valid(k)) && !(k % 2 && runs.gives && alone))
-                    add_one<T>(job.sum_dtype, row + job.sums.corner[k], part[k]);
+                for (int k = 0; k < K; k += 2) {
+                    const A given = __shfl_sync(kAll, part[k + 1], runs.before);
+                    if (runs.takes) part[k] += given;
+                }
+            if (c >= C) continue;
+            char* row = to + c * p.grad_input_stride[1] * size;
+            asm("" : "+l"(row));
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+                if (mine >> k & 1) add_one<T>(job.sum_dtype, row + job.sums.corner[k], part[k]);
         }
     }
     if (!p.grad_grid) return;
@@ -622,7 +630,7 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
             32, stream, job.processors * 8);
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(wide_forward<T, D>, job, each, stream);
-    if (each < 32 || job.p.B * job.p.P < 1 << 18)  // few points: each its own thread
+    if (each < 32 || (job.p.C > 1 && D == 3) || job.p.B * job.p.P < 1 << 18)
         return launch_points(linear_forward_any<T, D, 4, 1>, job, each, stream);
     if (job.p.C == 1) return launch_points(linear_forward_any<T, D, 1, 4>, job, each * 4, stream);
     if (D == 2 && job.p.C >= 8)

@@ -349,15 +349,16 @@ int64_t bytes_of(const Plan& plan) { return plan.copy_bytes + plan.sum_bytes; }
 /// Threads that share a point.
 int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     const int64_t vectors = ceil_div(p.C, plan.V);
-    const bool few = p.B * p.P * vectors < 132 * 1024;
     int log2 = 0;
     if (plan.V > 1 && p.interpolation != Interpolation::kCubic) {
         while (log2 < 3 && 1 << log2 < vectors) ++log2;
         return log2 + (p.grad_out ? 1 : 0);  // a column of corners each
     }
-    // Lanes of one point read far apart where channels do not neighbour: of the rest whole sectors.
-    const int most = !few ? (plan.V > 1 ? 2 : 0) : p.input_stride[1] == 1 || !p.grad_out ? 5 : 2;
-    while (log2 < most && 1 << log2 < vectors) ++log2;
+    // As many as fill the GPU. Where channels do not neighbour, lanes read far apart: no more than
+    // leave whole sectors to neighbouring points.
+    const int most = p.input_stride[1] == 1 || !p.grad_out ? 5 : 2, least = plan.V > 1 ? 2 : 0;
+    while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < 132 * 1024))
+        ++log2;
     return log2;
 }
 
