@@ -11,149 +11,14 @@
 // No two threads write the same pixel: they share images, channels, or slabs of the slowest axis.
 // Each pixel's sum is in the order of points however that is done, so results never depend on the
 // number of threads.
-// Comparisons may be vectorised; gathers of 16 are slower than two of 8.
-#pragma GCC optimize("no-trapping-math")
-#ifdef __AVX512F__
-#pragma GCC target("prefer-vector-width=256")
-#endif
-#include <algorithm>
-#include <numeric>
-#include <type_traits>
+#include "grid_sample_cpu.h"
 
-#include "grid_sample.h"
+#include <numeric>
 
 namespace {
 
-// Once compiled for all callers: a kernel file should take seconds.
-#define NOINLINE __attribute__((noinline))
-
-constexpr int kBlock = 128;  // points
-constexpr int kRow = 64;     // channels of a row taken at a time
+constexpr int kRow = 64;  // channels of a row taken at a time
 constexpr int kMostTaps = 16;
-
-/// The taps of a block of points along one axis.
-template <typename A>
-struct Axis {
-    int32_t index[4][kBlock];  // -1 outside
-    A weight[4][kBlock], slope[4][kBlock];
-    bool inside;  // all of them
-};
-
-/// Where positions lie after padding, as `padded` says, for finite ones of moderate size.
-template <typename A>
-NOINLINE void pad(const A* from, A* to, A* sign, int n, A size, Padding padding,
-                  bool align_corners) {
-    const A low = align_corners ? A(0) : A(-0.5), span = align_corners ? size - 1 : size;
-    const A last = size - 1;
-    if (padding == Padding::kReflection && span > 0) {
-        for (int i = 0; i < n; ++i) {
-            const A x = fabs(from[i] - low), lengths = floor(x / span);
-            A rest = x - lengths * span;
-            rest = rest < 0 ? rest + span : rest;
-            const bool odd = lengths != 2 * floor(lengths / 2);
-            const A at = (odd ? span - rest : rest) + low;
-            const A way = (from[i] - low < 0) != odd ? A(-1) : A(1);
-            sign[i] = (at > 0) & (at < last) ? way : A(0);
-            to[i] = at > 0 ? (at < last ? at : last) : A(0);
-        }
-    } else if (padding != Padding::kZeros) {
-        for (int i = 0; i < n; ++i) {
-            const A x = from[i];
-            sign[i] = (x > 0) & (x < last) ? A(1) : A(0);
-            to[i] = x > 0 ? (x < last ? x : last) : A(0);
-        }
-    } else {
-        for (int i = 0; i < n; ++i) to[i] = from[i], sign[i] = 1;
-    }
-}
-
-/// `Taps::of` for n coordinates, in vectors where all are of moderate size.
-template <int kTaps, typename A>
-void find_taps(const A* x, int n, int size, Padding padding, bool align_corners, bool slopes,
-               Axis<A>& axis) {
-    const A most = std::min(A(1 << 30) / A(size), A(1 << 20));
-    int strange = 0, outside = 0;
-    for (int i = 0; i < n; ++i) strange |= !(fabs(x[i]) < most);
-    if (strange) {
-        for (int i = 0; i < n; ++i) {
-            using T = Taps<A, kTaps>;
-            const T taps = slopes ? T::template of<true>(x[i], size, padding, align_corners)
-                                  : T::template of<false>(x[i], size, padding, align_corners);
-            for (int k = 0; k < kTaps; ++k) {
-                const bool in = taps.index[k] >= 0;  // outside a weight may be NaN
-                axis.index[k][i] = taps.index[k], axis.weight[k][i] = in ? taps.weight[k] : 0;
-                if (slopes) axis.slope[k][i] = in ? taps.slope[k] : 0;
-                outside |= taps.index[k] < 0;
-            }
-        }
-        axis.inside = !outside;
-        return;
-    }
-    A at[kBlock] = {}, sign[kBlock], moved[kBlock];
-    const A per_unit = pixels_per_unit(A(size), align_corners);
-    for (int i = 0; i < n; ++i) at[i] = unnormalized(x[i], A(size), align_corners);
-    const auto set_index = [&](int k, int i, int to) {
-        const bool out = (to < 0) | (to >= size);
-        axis.index[k][i] = out ? -1 : to;
-        outside |= out;
-    };
-    if constexpr (kTaps == 4) {
-        for (int i = 0; i < n; ++i) {
-            A weight[4], slope[4];
-            const A u = at[i] - floor(at[i]);
-            Taps<A, 4>::cubic(weight, u), Taps<A, 4>::cubic_slope(slope, u, per_unit);
-            for (int k = 0; k < 4; ++k) axis.weight[k][i] = weight[k], axis.slope[k][i] = slope[k];
-        }
-        for (int k = 0; k < 4; ++k) {
-            A whole[kBlock];
-            for (int i = 0; i < n; ++i) whole[i] = floor(at[i]) + (k - 1);
-            pad(whole, moved, sign, n, A(size), padding, align_corners);
-            for (int i = 0; i < n; ++i) set_index(k, i, int(moved[i]));
-        }
-    } else {
-        pad(at, moved, sign, n, A(size), padding, align_corners);
-        if constexpr (kTaps == 1) {
-            for (int i = 0; i < n; ++i) {
-                set_index(0, i, int(rint(moved[i])));
-                axis.weight[0][i] = 1, axis.slope[0][i] = 0;
-            }
-        } else {
-            for (int i = 0; i < n; ++i) {
-                const A first = floor(moved[i]);
-                axis.weight[0][i] = (first + 1) - moved[i], axis.weight[1][i] = moved[i] - first;
-                set_index(0, i, int(first)), set_index(1, i, int(first) + 1);
-            }
-            if (slopes)
-                for (int i = 0; i < n; ++i)
-                    axis.slope[0][i] = -per_unit * sign[i], axis.slope[1][i] = per_unit * sign[i];
-        }
-    }
-    axis.inside = !outside;
-}
-
-/// Values of `count` points from point `first` on.
-template <typename T, typename A>
-NOINLINE void read_points(const T* __restrict from, const PointsView& view, int64_t first,
-                          int count, A* __restrict to) {
-    for (int i = 0; i < count;) {
-        const int64_t p = first + i;
-        const int run = int(std::min<int64_t>(count - i, view.count[1] - p % view.count[1]));
-        const T* row = from + view.at(p);
-        const int64_t stride = view.stride[2];
-        const auto copy = [&](auto step) {
-            for (int j = 0; j < run; ++j) to[i + j] = A(load(row[j * step]));
-        };
-        if (stride == 1)
-            copy(std::integral_constant<int, 1>());
-        else if (stride == 2)
-            copy(std::integral_constant<int, 2>());
-        else if (stride == 3)
-            copy(std::integral_constant<int, 3>());
-        else
-            copy(stride);
-        i += run;
-    }
-}
 
 /// A block of points: their taps along each axis. z has one tap in two dimensions.
 template <typename A>
@@ -283,6 +148,13 @@ int64_t taps(const GridSampleParams& p) {
     return each * each * (p.D == 3 ? each : 1);
 }
 
+/// The largest offset within one channel of an image fits 32 bits.
+bool is_small(const GridSampleParams& p, const Field& f) {
+    int64_t last = 0;
+    for (int a = 0; a < 3; ++a) last += (p.size[a] - 1) * f.stride[2 + a];
+    return last <= 0x7fffffff;
+}
+
 /// What is done, in which order, by how many.
 struct Plan {
     enum Step { kCopy, kPoints, kScatter, kRound };
@@ -293,6 +165,7 @@ struct Plan {
     int64_t pieces;          // of the points, of copies
     int64_t shares, splits;  // of the scattering: images are shared, and each is split
     bool by_channel;
+    bool planes;  // grid_sample.planes_cpu.cpp does the points, and all but the cubic scattering
     int64_t field_bytes;
     Field input, upstream, target;
 
@@ -323,6 +196,13 @@ struct Plan {
         }
         if (sum) set_rows(p, target, memory);
         pieces = std::clamp<int64_t>(work / fair, 1, p.threads);
+        const bool narrow = p.size[1] < 2 || p.size[2] < 2;
+        // Few channels in rows are as quick by planes, whose taps stay in the cache.
+        const bool rows = p.interpolation == Interpolation::kCubic || p.C > 32;
+        planes = p.D == 2 && exact && p.grid_dtype == p.dtype && !p.to_grad_input &&
+                 !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
+                 !(rows && target.data && target.rows) && !(rows && reads_input && input.rows) &&
+                 is_small(p, input) && (!p.grad_input || is_small(p, target));
         const bool points = p.out || p.grad_grid;
         fused = true, shares = 1, splits = 1, by_channel = true;
         if (p.grad_input) {
@@ -369,26 +249,6 @@ struct Plan {
         }
     }
 };
-
-/// The largest offset within one channel of an image fits 32 bits.
-bool is_small(const GridSampleParams& p, const Field& f) {
-    int64_t last = 0;
-    for (int a = 0; a < 3; ++a) last += (p.size[a] - 1) * f.stride[2 + a];
-    return last <= 0x7fffffff;
-}
-
-/// L neighbouring values.
-template <typename A, int L>
-struct Lanes {
-    typedef A type __attribute__((vector_size(L * sizeof(A))));
-};
-
-template <typename V, typename A>
-V load_lanes(const A* from) {
-    V to;
-    memcpy(&to, from, sizeof(to));
-    return to;
-}
 
 /// Calls `body` with pieces of a row: V vectors of L channels each, from channel c on.
 template <typename Body>
@@ -713,20 +573,31 @@ class Steps {
         write_grid();
     }
     void clear(int64_t b, const int64_t (&begin)[4], const int64_t (&end)[4]) {
-        // Axes c, z, y, x, the innermost last.
+        // Axes c, z, y, x, the innermost last; then merged where they lie in one piece.
         int order[4] = {0, 1, 2, 3};
         const int64_t* stride = plan.target.stride + 1;
         std::stable_sort(order, order + 4, [&](int i, int j) { return stride[i] > stride[j]; });
         A* to = static_cast<A*>(plan.target.data) + b * plan.target.stride[0];
-        const auto [i, j, k, l] = order;
-        for (int64_t q = begin[i]; q < end[i]; ++q)
-            for (int64_t r = begin[j]; r < end[j]; ++r)
-                for (int64_t s = begin[k]; s < end[k]; ++s) {
-                    A* row = to + q * stride[i] + r * stride[j] + s * stride[k];
-                    if (stride[l] == 1)
-                        std::fill(row + begin[l], row + end[l], A(0));
+        int64_t size[4] = {1, 1, 1, 1}, step[4] = {}, last = 4;
+        for (int k = 3; k >= 0; --k) {
+            const int axis = order[k];
+            const int64_t count = end[axis] - begin[axis];
+            to += begin[axis] * stride[axis];
+            if (count == 1) continue;
+            if (last < 4 && stride[axis] == size[last] * step[last])
+                size[last] *= count;
+            else
+                --last, size[last] = count, step[last] = stride[axis];
+        }
+        if (last == 4) step[3] = 1;
+        for (int64_t q = 0; q < size[0]; ++q)
+            for (int64_t r = 0; r < size[1]; ++r)
+                for (int64_t s = 0; s < size[2]; ++s) {
+                    A* row = to + q * step[0] + r * step[1] + s * step[2];
+                    if (step[3] == 1)
+                        std::fill_n(row, size[3], A(0));
                     else
-                        for (int64_t t = begin[l]; t < end[l]; ++t) row[t * stride[l]] = 0;
+                        for (int64_t t = 0; t < size[3]; ++t) row[t * step[3]] = 0;
                 }
     }
 
@@ -737,6 +608,21 @@ class Steps {
     void points(int64_t begin, int64_t end) {
         const int64_t blocks = ceil_div(p.P, kBlock), all = p.B * blocks;
         const int64_t last = all * end / plan.pieces;
+        if (plan.planes) {
+            for (int64_t i = all * begin / plan.pieces; i < last;) {
+                const int64_t b = i / blocks, stop = std::min(last, (b + 1) * blocks);
+                const PlanesPart part{b,
+                                      i % blocks * kBlock,
+                                      std::min(p.P, (stop - b * blocks) * kBlock),
+                                      true,
+                                      false,
+                                      {},
+                                      {}};
+                grid_sample_planes_cpu(&p, &part);
+                i = stop;
+            }
+            return;
+        }
         for (int64_t i = all * begin / plan.pieces; i < last; ++i) {
             block.begin(i / blocks, i % blocks * kBlock);
             if (!p.grad_out || p.out || block.taps > 1) block.find_all();
@@ -758,6 +644,17 @@ class Steps {
         begin[axis] = units * split / plan.splits * unit;
         end[axis] = std::min(units * (split + 1) / plan.splits * unit, size);
         clear(b, begin, end);
+        bool points = plan.fused && (p.out || p.grad_grid);
+        if (plan.planes) {
+            const bool scatters = p.interpolation != Interpolation::kCubic;
+            if (points || scatters) {
+                const PlanesPart part{
+                    b, 0, p.P, points, scatters, {begin[0], end[0]}, {begin[2], end[2]}};
+                grid_sample_planes_cpu(&p, &part);
+            }
+            if (scatters) return;
+            points = false;
+        }
         for (int64_t first = 0; first < p.P; first += kBlock) {
             block.begin(b, first);
             if (!plan.by_channel && plan.splits > 1) {
@@ -767,7 +664,7 @@ class Steps {
             } else {
                 block.find_all();
             }
-            if (plan.fused && (p.out || p.grad_grid)) run_points();
+            if (points) run_points();
             A direction[3][kBlock];
             if (p.to_grad_grid)
                 directional(weight, direction);

@@ -133,7 +133,7 @@ def grid_sample_reference(
 def _taps(x, size, mode, padding, align_corners):
     """[(position, weight), ...] along an axis of the reference, and which coordinates have any."""
     x = (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
-    if padding == "zeros":
+    if padding == "zeros" and mode != "bicubic":
         x = torch.where(x.isfinite(), x, -100.0)
     if mode == "bicubic":
         first = x.detach().floor()

@@ -1,0 +1,476 @@
+// Images in two dimensions sampled a channel at a time, where 4-D grid_sample spends its time: f32
+// and f64, without copies, one derivative.
+//
+// An axis' two taps are a pair of neighbouring pixels that always lies within the image: at its
+// borders the pair is moved inwards and the weights change places, and what is outside gets none.
+// So one offset a point serves all four taps, a pair is one load, and nothing depends on where the
+// points are but a mask, which keeps infinite pixels that a point does not touch out of its sum.
+#include <utility>
+
+#include "grid_sample_cpu.h"
+
+namespace {
+
+template <typename A>
+class Planes {
+    static constexpr int L = 32 / sizeof(A);  // lanes
+    using V = typename Lanes<A, L>::type;
+    using Int = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+    using Mask = typename Lanes<Int, L>::type;
+    using Quad = typename Lanes<A, 4>::type;
+
+    /// The pairs along one axis: first pixel, weights, slopes; masks where not all are inside.
+    struct Pairs {
+        alignas(64) int32_t first[kBlock];
+        alignas(64) int32_t moved[kBlock];
+        alignas(64) A weight[2][kBlock];
+        alignas(64) A slope[2][kBlock];
+        alignas(64) Int mask[2][kBlock];
+        bool inside;
+    };
+
+    const GridSampleParams& p;
+    const PlanesPart& part;
+    const int64_t sy, sx;
+    const bool slopes;
+    int64_t begin = 0;  // of the block
+    int n = 0;
+    bool inside = false;
+    Pairs y, x;
+    alignas(64) int32_t offset[kBlock];
+    alignas(64) A buffer[4][kBlock], along[2][kBlock];
+    const A* grads[4];
+
+    template <typename T>
+    static V lanes(const T* from) {
+        return load_lanes<V>(from);
+    }
+    void put(A* to, V value, int i) const {
+        memcpy(to + i, &value, i + L <= n ? sizeof(V) : (n - i) * sizeof(A));
+    }
+
+    NOINLINE void coordinates(int axis, A* to) const {
+        const A* from = static_cast<const A*>(p.grid) + part.image * p.grid_stride[0] +
+                        (2 - axis) * p.grid_stride[1];
+        if (n == kBlock && p.grid_points.stride[2] == 2 && p.grid_points.count[1] >= p.P) {
+            for (int i = 0; i < kBlock; ++i) to[i] = from[2 * (begin + i)];
+            return;
+        }
+        std::fill_n(to, kBlock, A(0));
+        read_points(from, p.grid_points, begin, n, to);
+    }
+    static bool moderate(const A* at, int size) {
+        const A most = std::min(A(1 << 30) / A(size), A(1 << 20));
+        int strange = 0;
+        for (int i = 0; i < kBlock; ++i) strange |= !(fabs(at[i]) < most);
+        return !strange;
+    }
+
+    /// The pairs of an axis.
+    NOINLINE void find_pairs(int axis, Pairs& to) {
+        A at[kBlock], moved[kBlock], sign[kBlock];
+        coordinates(axis, at);
+        const int size = p.size[axis], last = size - 2;
+        int outside = 0;
+        if (!moderate(at, size)) {
+            for (int i = 0; i < kBlock; ++i) {
+                const auto t =
+                    p.grad_out
+                        ? Taps<A, 2>::template of<true>(at[i], size, p.padding, p.align_corners)
+                        : Taps<A, 2>::template of<false>(at[i], size, p.padding, p.align_corners);
+                const int left = t.index[0], right = t.index[1];
+                to.first[i] = left < 0 ? 0 : std::min(left, last);
+                to.moved[i] = left >= 0 ? left - to.first[i] : right >= 0 ? -1 : 2;
+                const bool one[2] = {to.moved[i] == -1, to.moved[i] == 1};
+                for (int k = 0; k < 2; ++k) {
+                    const bool used = to.moved[i] == 0 || one[k];
+                    const int from = one[k] ? 1 - k : k;
+                    to.weight[k][i] = used ? t.weight[from] : 0;
+                    if (slopes) to.slope[k][i] = used ? t.slope[from] : 0;
+                }
+                outside |= to.moved[i];
+            }
+        } else {
+            const A unit = pixels_per_unit(A(size), p.align_corners);
+            for (int i = 0; i < kBlock; ++i) at[i] = unnormalized(at[i], A(size), p.align_corners);
+            const A* place = at;
+            if (p.padding != Padding::kZeros) {
+                pad(at, moved, sign, kBlock, A(size), p.padding, p.align_corners);
+                place = moved;
+            }
+            for (int i = 0; i < kBlock; ++i) {
+                const A floored = floor(place[i]);
+                const A right = place[i] - floored, left = (floored + 1) - place[i];
+                const int first = int(floored), low = first < 0 ? 0 : first;
+                const int kept = low > last ? last : low, by = first - kept;
+                to.first[i] = kept, to.moved[i] = by;
+                to.weight[0][i] = by == 0 ? left : by == -1 ? right : A(0);
+                to.weight[1][i] = by == 0 ? right : by == 1 ? left : A(0);
+                outside |= by;
+            }
+            if (slopes)
+                for (int i = 0; i < kBlock; ++i) {
+                    const A slope = p.padding == Padding::kZeros ? unit : unit * sign[i];
+                    const int by = to.moved[i];
+                    to.slope[0][i] = by == 0 ? -slope : by == -1 ? slope : A(0);
+                    to.slope[1][i] = by == 0 ? slope : by == 1 ? -slope : A(0);
+                }
+        }
+        to.inside = !outside;
+    }
+    void set_masks(Pairs& of) const {
+        for (int i = 0; i < kBlock; ++i) {
+            const int by = of.moved[i];
+            of.mask[0][i] = -Int((by == 0) | (by == -1));
+            of.mask[1][i] = -Int((by == 0) | (by == 1));
+        }
+    }
+    /// The nearest pixel of an axis; the mask says whether there is one.
+    NOINLINE void find_nearest(int axis, Pairs& to) {
+        A at[kBlock], moved[kBlock], sign[kBlock];
+        coordinates(axis, at);
+        const int size = p.size[axis];
+        int outside = 0;
+        if (!moderate(at, size)) {
+            for (int i = 0; i < kBlock; ++i) {
+                using T = Taps<A, 1>;
+                const auto t = p.grad_out
+                                   ? T::template of<true>(at[i], size, p.padding, p.align_corners)
+                                   : T::template of<false>(at[i], size, p.padding, p.align_corners);
+                const int index = t.index[0];
+                to.first[i] = std::max(index, 0), to.mask[0][i] = -Int(index >= 0);
+                outside |= index < 0;
+            }
+        } else {
+            for (int i = 0; i < kBlock; ++i) at[i] = unnormalized(at[i], A(size), p.align_corners);
+            const A* place = at;
+            if (p.padding != Padding::kZeros) {
+                pad(at, moved, sign, kBlock, A(size), p.padding, p.align_corners);
+                place = moved;
+            }
+            for (int i = 0; i < kBlock; ++i) {
+                const int index = int(rint(place[i])), low = index < 0 ? 0 : index;
+                to.first[i] = low < size ? low : size - 1;
+                to.mask[0][i] = -Int(index == to.first[i]);
+                outside |= index != to.first[i];
+            }
+        }
+        to.inside = !outside;
+    }
+
+    const A* plane(int64_t c) const {
+        return static_cast<const A*>(p.input) + part.image * p.input_stride[0] +
+               c * p.input_stride[1];
+    }
+    A* out(int64_t c) const {
+        return static_cast<A*>(p.out) + (part.image * p.C + c) * p.P + begin;
+    }
+    /// grad_out of a channel; in the tensor itself where it lies there in one piece.
+    const A* grad(int64_t c, A* to) const {
+        const A* from = static_cast<const A*>(p.grad_out) + part.image * p.grad_out_stride[0] +
+                        c * p.grad_out_stride[1];
+        const PointsView& view = p.grad_out_points;
+        if (n == kBlock && view.stride[2] == 1 && view.count[1] >= p.P) return from + begin;
+        std::fill_n(to, kBlock, A(0));
+        read_points(from, view, begin, n, to);
+        return to;
+    }
+
+    template <int... kLane>
+    static V gather(const A* in, const int32_t* at, std::integer_sequence<int, kLane...>) {
+        return V{in[at[kLane]]...};
+    }
+    /// Pixels at[i] and their right neighbours.
+    template <bool kNeighbours>
+    static void fetch(const A* in, const int32_t* at, int64_t step, V& left, V& right) {
+        if constexpr (!kNeighbours) {
+            left = gather(in, at, std::make_integer_sequence<int, L>());
+            right = gather(in + step, at, std::make_integer_sequence<int, L>());
+        } else if constexpr (sizeof(A) == 4) {
+            typedef double Four __attribute__((vector_size(32)));
+            const auto pair = [&](int l) { return load_lanes<double>(in + at[l]); };
+            const V a = V(Four{pair(0), pair(1), pair(2), pair(3)});
+            const V b = V(Four{pair(4), pair(5), pair(6), pair(7)});
+            left = __builtin_shuffle(a, b, Mask{0, 2, 4, 6, 8, 10, 12, 14});
+            right = __builtin_shuffle(a, b, Mask{1, 3, 5, 7, 9, 11, 13, 15});
+        } else {
+            using Two = typename Lanes<A, 2>::type;
+            const auto pair = [&](int l) { return load_lanes<Two>(in + at[l]); };
+            const V a = __builtin_shufflevector(pair(0), pair(1), 0, 1, 2, 3);
+            const V b = __builtin_shufflevector(pair(2), pair(3), 0, 1, 2, 3);
+            left = __builtin_shuffle(a, b, Mask{0, 2, 4, 6});
+            right = __builtin_shuffle(a, b, Mask{1, 3, 5, 7});
+        }
+    }
+    /// The four pixels of points i, .., i + L - 1, zero where masked.
+    template <bool kNeighbours, bool kInside>
+    void corners(const A* in, int i, V (&upper)[2], V (&lower)[2]) const {
+        fetch<kNeighbours>(in, offset + i, sx, upper[0], upper[1]);
+        fetch<kNeighbours>(in + sy, offset + i, sx, lower[0], lower[1]);
+        if constexpr (!kInside)
+            for (int k = 0; k < 2; ++k) {
+                const Mask across = load_lanes<Mask>(x.mask[k] + i);
+                upper[k] = V(Mask(upper[k]) & across & load_lanes<Mask>(y.mask[0] + i));
+                lower[k] = V(Mask(lower[k]) & across & load_lanes<Mask>(y.mask[1] + i));
+            }
+    }
+
+    template <bool kNeighbours, bool kInside>
+    void sample() {
+        for (int64_t c0 = 0; c0 < p.C; c0 += 4)
+            for (int i = 0; i < n; i += L) {
+                const V left = lanes(x.weight[0] + i), right = lanes(x.weight[1] + i);
+                const V top = lanes(y.weight[0] + i), bottom = lanes(y.weight[1] + i);
+                for (int64_t c = c0; c < std::min(p.C, c0 + 4); ++c) {
+                    V upper[2], lower[2];
+                    corners<kNeighbours, kInside>(plane(c), i, upper, lower);
+                    put(out(c),
+                        top * (left * upper[0] + right * upper[1]) +
+                            bottom * (left * lower[0] + right * lower[1]),
+                        i);
+                }
+            }
+    }
+    template <bool kNeighbours, bool kInside>
+    void differentiate() {
+        for (int64_t c0 = 0; c0 < p.C; c0 += 4) {
+            const int count = int(std::min<int64_t>(4, p.C - c0));
+            for (int k = 0; k < count; ++k) grads[k] = grad(c0 + k, buffer[k]);
+            for (int i = 0; i < n; i += L) {
+                const V left = lanes(x.weight[0] + i), right = lanes(x.weight[1] + i);
+                const V top = lanes(y.weight[0] + i), bottom = lanes(y.weight[1] + i);
+                V upper[2], lower[2], from[2] = {}, down[2] = {};
+                // Sums over channels of grad_out * pixel, by corners.
+                for (int k = 0; k < count; ++k) {
+                    const V g = lanes(grads[k] + i);
+                    corners<kNeighbours, kInside>(plane(c0 + k), i, upper, lower);
+                    for (int j = 0; j < 2; ++j) from[j] += g * upper[j], down[j] += g * lower[j];
+                }
+                V dx = lanes(x.slope[0] + i) * (top * from[0] + bottom * down[0]) +
+                       lanes(x.slope[1] + i) * (top * from[1] + bottom * down[1]);
+                V dy = lanes(y.slope[0] + i) * (left * from[0] + right * from[1]) +
+                       lanes(y.slope[1] + i) * (left * down[0] + right * down[1]);
+                if (c0 > 0) dx += lanes(along[0] + i), dy += lanes(along[1] + i);
+                memcpy(along[0] + i, &dx, sizeof(dx)), memcpy(along[1] + i, &dy, sizeof(dy));
+            }
+        }
+        A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
+        for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
+    }
+
+    /// Adds to the pixels of the part's channels and rows.
+    NOINLINE void scatter() {
+        const int64_t *stride = p.grad_input_stride, right = stride[4], below = stride[3];
+        const int low = int(part.rows[0]), high = int(part.rows[1]);
+        int apart = 0, near = 0;
+        for (int i = 0; i < n; ++i) {
+            const int first = y.first[i];
+            apart |= (first < low) | (first + 1 >= high);
+            near |= (first + 1 >= low) & (first < high);
+            offset[i] = int32_t(first * below + x.first[i] * right);
+        }
+        if (!near) return;
+        const bool whole = inside && !apart;
+        alignas(64) A share[4][kBlock];
+        for (int64_t c = part.channels[0]; c < part.channels[1]; ++c) {
+            const A* g = grad(c, buffer[0]);
+            A* to = static_cast<A*>(p.grad_input) + part.image * stride[0] + c * stride[1];
+            for (int k = 0; k < 4; ++k)
+                for (int i = 0; i < n; ++i)
+                    share[k][i] = g[i] * y.weight[k / 2][i] * x.weight[k % 2][i];
+            if (whole) {
+                for (int i = 0; i < n; ++i) {
+                    A* at = to + offset[i];
+                    at[0] += share[0][i], at[right] += share[1][i];
+                    at[below] += share[2][i], at[below + right] += share[3][i];
+                }
+                continue;
+            }
+            for (int i = 0; i < n; ++i) {
+                const int first = y.first[i], dx = x.moved[i], dy = y.moved[i];
+                A* at = to + offset[i];
+                const bool west = dx == 0 || dx == -1, east = dx == 0 || dx == 1;
+                if ((dy == 0 || dy == -1) && first >= low && first < high) {
+                    if (west) at[0] += share[0][i];
+                    if (east) at[right] += share[1][i];
+                }
+                if ((dy == 0 || dy == 1) && first + 1 >= low && first + 1 < high) {
+                    if (west) at[below] += share[2][i];
+                    if (east) at[below + right] += share[3][i];
+                }
+            }
+        }
+    }
+
+    template <typename Body>
+    void with_shape(const Body& body) {
+        using std::bool_constant;
+        if (sx == 1)
+            inside ? body(bool_constant<true>(), bool_constant<true>())
+                   : body(bool_constant<true>(), bool_constant<false>());
+        else
+            inside ? body(bool_constant<false>(), bool_constant<true>())
+                   : body(bool_constant<false>(), bool_constant<false>());
+    }
+    void set_offsets(int64_t below, int64_t right) {
+        const int32_t down = int32_t(below), across = int32_t(right);
+        for (int i = 0; i < kBlock; ++i) offset[i] = y.first[i] * down + x.first[i] * across;
+    }
+
+    void linear() {
+        find_pairs(1, y);
+        if (!part.points && !reaches()) return;
+        find_pairs(2, x);
+        inside = x.inside && y.inside;
+        if (part.points && (p.out || p.grad_grid)) {
+            if (!inside) set_masks(x), set_masks(y);
+            set_offsets(sy, sx);
+            with_shape([&](auto neighbours, auto all) {
+                constexpr bool N = decltype(neighbours)::value, I = decltype(all)::value;
+                p.grad_out ? differentiate<N, I>() : sample<N, I>();
+            });
+        }
+        if (part.scatter) scatter();
+    }
+    /// Whether any point of the block has a pixel in the part's rows.
+    bool reaches() const {
+        const int low = int(part.rows[0]), high = int(part.rows[1]);
+        int near = 0;
+        for (int i = 0; i < n; ++i) near |= (y.first[i] + 1 >= low) & (y.first[i] < high);
+        return near;
+    }
+
+    void nearest() {
+        find_nearest(1, y), find_nearest(2, x);
+        inside = x.inside && y.inside;
+        if (!inside)
+            for (int i = 0; i < kBlock; ++i) x.mask[0][i] &= y.mask[0][i];
+        if (!p.grad_out) {
+            set_offsets(sy, sx);
+            for (int64_t c = 0; c < p.C; ++c) {
+                const A* in = plane(c);
+                A* to = out(c);
+                if (inside)
+                    for (int i = 0; i < n; ++i) to[i] = in[offset[i]];
+                else
+                    for (int i = 0; i < n; ++i) to[i] = x.mask[0][i] ? in[offset[i]] : A(0);
+            }
+        }
+        if (!part.scatter) return;
+        const int64_t* stride = p.grad_input_stride;
+        const int low = int(part.rows[0]), high = int(part.rows[1]);
+        int some = 0, all = inside;
+        for (int i = 0; i < n; ++i) {
+            const bool in = (y.first[i] >= low) & (y.first[i] < high) & (x.mask[0][i] != 0);
+            x.mask[0][i] = in, some |= in, all &= in;
+        }
+        if (!some) return;
+        set_offsets(stride[3], stride[4]);
+        for (int64_t c = part.channels[0]; c < part.channels[1]; ++c) {
+            const A* g = grad(c, buffer[0]);
+            A* to = static_cast<A*>(p.grad_input) + part.image * stride[0] + c * stride[1];
+            if (all)
+                for (int i = 0; i < n; ++i) to[offset[i]] += g[i];
+            else
+                for (int i = 0; i < n; ++i)
+                    if (x.mask[0][i]) to[offset[i]] += g[i];
+        }
+    }
+
+    Axis<A> rows, columns;
+
+    /// Pixels of four rows of four at a point, wherever they lie.
+    void collect(const A* in, int i, A (&to)[4][4]) const {
+        for (int j = 0; j < 4; ++j)
+            for (int k = 0; k < 4; ++k) {
+                const int64_t r = rows.index[j][i], c = columns.index[k][i];
+                to[j][k] = (r | c) < 0 ? A(0) : in[r * sy + c * sx];
+            }
+    }
+
+    void cubic() {
+        A at[kBlock];
+        coordinates(1, at);  // y
+        find_taps<4>(at, n, p.size[1], p.padding, p.align_corners, slopes, rows);
+        coordinates(2, at);
+        find_taps<4>(at, n, p.size[2], p.padding, p.align_corners, slopes, columns);
+        alignas(64) int8_t regular[kBlock];
+        alignas(64) A across[kBlock][4], steep[kBlock][4];
+        const bool neighbours = sx == 1;
+        for (int i = 0; i < n; ++i) {
+            const int first = columns.index[0][i];
+            const int up =
+                rows.index[0][i] | rows.index[1][i] | rows.index[2][i] | rows.index[3][i];
+            regular[i] = (first >= 0) & (columns.index[3][i] - first == 3) & (up >= 0);
+        }
+        for (int i = 0; i < n; ++i)
+            for (int k = 0; k < 4; ++k) across[i][k] = columns.weight[k][i];
+        if (slopes)
+            for (int i = 0; i < n; ++i)
+                for (int k = 0; k < 4; ++k) steep[i][k] = columns.slope[k][i];
+        if (slopes) std::fill_n(along[0], 2 * kBlock, A(0));
+        for (int64_t c = 0; c < p.C; ++c) {
+            const A *in = plane(c), *g = p.grad_out ? grad(c, buffer[0]) : nullptr;
+            A* to = p.grad_out ? nullptr : out(c);
+            for (int i = 0; i < n; ++i) {
+                Quad row[4];
+                if (regular[i]) {
+                    const A* line = in + columns.index[0][i] * sx;
+                    for (int j = 0; j < 4; ++j) {
+                        const A* at = line + rows.index[j][i] * sy;
+                        row[j] = neighbours ? load_lanes<Quad>(at)
+                                            : Quad{at[0], at[sx], at[2 * sx], at[3 * sx]};
+                    }
+                } else {
+                    A pixels[4][4];
+                    collect(in, i, pixels);
+                    memcpy(row, pixels, sizeof(row));
+                }
+                Quad mixed = {}, tilted = {};
+                for (int j = 0; j < 4; ++j) mixed += rows.weight[j][i] * row[j];
+                if (!slopes) {
+                    mixed *= load_lanes<Quad>(across[i]);
+                    to[i] = (mixed[0] + mixed[1]) + (mixed[2] + mixed[3]);
+                    continue;
+                }
+                for (int j = 0; j < 4; ++j) tilted += rows.slope[j][i] * row[j];
+                mixed *= load_lanes<Quad>(steep[i]), tilted *= load_lanes<Quad>(across[i]);
+                along[0][i] += g[i] * ((mixed[0] + mixed[1]) + (mixed[2] + mixed[3]));
+                along[1][i] += g[i] * ((tilted[0] + tilted[1]) + (tilted[2] + tilted[3]));
+            }
+        }
+        if (!slopes) return;
+        A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
+        for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
+    }
+
+  public:
+    Planes(const GridSampleParams& params, const PlanesPart& part)
+        : p(params),
+          part(part),
+          sy(p.input_stride[3]),
+          sx(p.input_stride[4]),
+          slopes(params.grad_grid != nullptr) {}
+
+    void run() {
+        const bool flat = p.interpolation == Interpolation::kNearest;
+        if (flat && part.points && p.grad_grid) {
+            memset(static_cast<A*>(p.grad_grid) + (part.image * p.P + part.begin) * 2, 0,
+                   (part.end - part.begin) * 2 * sizeof(A));
+            if (!part.scatter) return;
+        }
+        for (begin = part.begin; begin < part.end; begin += kBlock) {
+            n = int(std::min<int64_t>(kBlock, part.end - begin));
+            if (p.interpolation == Interpolation::kLinear)
+                linear();
+            else
+                flat ? nearest() : cubic();
+        }
+    }
+};
+
+}  // namespace
+
+void grid_sample_planes_cpu(const GridSampleParams* p, const PlanesPart* part) {
+    p->dtype == DType::kFloat ? Planes<float>(*p, *part).run() : Planes<double>(*p, *part).run();
+}
