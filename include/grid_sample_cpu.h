@@ -64,7 +64,8 @@ void find_taps(const A* x, int n, int size, Padding padding, bool align_corners,
                                   : T::template of<false>(x[i], size, padding, align_corners);
             for (int k = 0; k < kTaps; ++k) {
                 // Outside a weight may be NaN, which counts only for a cubic's, as torch has it.
-                const bool in = taps.index[k] >= 0 || (kTaps == 4 && x[i] != x[i]);
+                const bool in =
+                    taps.index[k] >= 0 || (kTaps == 4 && taps.weight[k] != taps.weight[k]);
                 axis.index[k][i] = taps.index[k], axis.weight[k][i] = in ? taps.weight[k] : 0;
                 if (slopes) axis.slope[k][i] = in ? taps.slope[k] : 0;
                 outside |= taps.index[k] < 0;

@@ -416,8 +416,8 @@ class Steps {
             if (add) memcpy(sum, tile[i], sizeof(sum));
             for (int m = 0; m < M; ++m) {
                 const int64_t at = wide[m][i];
-                if (at < 0) continue;
-                for (int v = 0; v < V; ++v) sum[v] += w[m][i] * load_lanes<Vector>(in + at + v * L);
+                for (int v = 0; v < V; ++v)
+                    sum[v] += w[m][i] * (at < 0 ? Vector{} : load_lanes<Vector>(in + at + v * L));
             }
             memcpy(tile[i], sum, sizeof(sum));
         }
@@ -452,8 +452,7 @@ class Steps {
             Vector sum[3] = {};
             for (int m = 0; m < M; ++m) {
                 const int64_t at = wide[m][i];
-                if (at < 0) continue;
-                const Vector x = load_lanes<Vector>(in + at);
+                const Vector x = at < 0 ? Vector{} : load_lanes<Vector>(in + at);
                 for (int d = 0; d < 2; ++d) sum[d] += w[d][m][i] * x;
                 if (p.D == 3) sum[2] += w[2][m][i] * x;
             }
