@@ -377,7 +377,8 @@ def test_more_than_2_31_elements_in_memory(dtype):
         grads = apply_lut3d_bw(image, image, lut, output_mask=(True, True))
         one = apply_lut3d_bw(row, row, lut, output_mask=(True, True))
         assert torch.equal(grads[0][-1], one[0])
-        assert_close(grads[1], one[1] * 800, rtol=1e-3, atol=1)
+        # Sums in float32 of millions of addends to an entry.
+        assert_close(grads[1], one[1] * 800, rtol=4e-3, atol=1)
 
 
 @pytest.mark.cuda
