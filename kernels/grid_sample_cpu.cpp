@@ -173,7 +173,7 @@ struct Plan {
         const bool exact = p.dtype == DType::kFloat || p.dtype == DType::kDouble;
         const int64_t element = p.dtype == DType::kDouble ? 8 : 4, V = pixels(p),
                       all = p.B * p.C * V;
-        const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = 1 << 14;
+        const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = 1 << 16;
         field_bytes = (all * element + 63) / 64 * 64;
         input = field(p.input, p.input_stride, p);
         upstream = field(p.to_grad_input, p.to_grad_input_stride, p);
