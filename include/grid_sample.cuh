@@ -287,10 +287,11 @@ __device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
 /// Adds to an element of the gradient to elements T, in the type of its sums.
 template <typename T>
 __device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
+    // Not atomicAdd, which asks at run time whether an address is one of shared memory.
     if constexpr (sizeof(T) == 8)
-        atomicAdd(static_cast<double*>(to), x);
+        asm volatile("red.global.add.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
     else if (sizeof(T) == 4 || dtype == DType::kFloat)
-        atomicAdd(static_cast<float*>(to), x);
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
     else
         add_16bit(dtype, to, x);
 }
