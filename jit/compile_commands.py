@@ -47,6 +47,7 @@ def commands(root: Path, toolchain: Toolchain) -> list[dict]:
         for source in (name for name in sources if name.endswith(suffix)):
             for file in reached.closure(source):
                 ours = not os.path.isabs(file) or file.startswith(f"{HOME}{os.sep}")
+                ours = ours and (suffix == ".cu" or not file.endswith(".cuh"))
                 if ours and file not in entries:
                     entries[file] = _arguments(file, suffix, root, toolchain)
     return [
