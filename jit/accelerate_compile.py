@@ -8,7 +8,7 @@ are compiled once more, and later find either version again. The caches on disk 
 tag.
 """
 
-import importlib
+import importlib.util
 import sys
 from importlib.abc import Loader, MetaPathFinder
 

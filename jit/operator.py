@@ -121,6 +121,21 @@ def _cure(value) -> str:
     )
 
 
+def check_mask(op: str, mask, first: str, second: str) -> None:
+    """ValueError where `output_mask` does not say which of two gradients to compute."""
+    if len(mask) != 2 or not any(mask):
+        raise ValueError(
+            f"{op}: output_mask must be two flags, for {first} and {second}, "
+            f"at least one of them set, got {mask}"
+        )
+
+
+def vmap(op, rule: Callable) -> None:
+    """Tell torch.vmap how to run a registered operator on a batch, as register_vmap has it."""
+    if later := _later(op, "vmap", rule):
+        torch.library.register_vmap(op, later)
+
+
 def batched(op, flatten: bool) -> None:
     """Let torch.vmap run `op` once over the whole batch, instead of once for each member.
 
@@ -144,5 +159,4 @@ def batched(op, flatten: bool) -> None:
             (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)
         )
 
-    if later := _later(op, "vmap", rule):
-        torch.library.register_vmap(op, later)
+    vmap(op, rule)

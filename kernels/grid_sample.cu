@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(1024)
     __shared__ int sectors;
     if (threadIdx.x == 0) sectors = 0;
     __syncthreads();
-    const int lane = threadIdx.x % 32, count = int(job.p.P / 32);
+    constexpr int64_t kMost = 1 << 30;  // of the points, whose numbers are then an int
+    const int lane = threadIdx.x % 32, count = int((job.p.P < kMost ? job.p.P : kMost) / 32);
     const int samples = count < kSamples ? count : kSamples;
     int mine = 0;
 #pragma unroll
@@ -227,8 +228,8 @@ Steps steps_of(const GridSampleParams& p, const int64_t (&stride)[5], int size) 
 
 /// The most channels that can be read in one word.
 int vector_of(const GridSampleParams& p, const void* data, const int64_t (&stride)[5]) {
-    if (p.dtype == DType::kDouble || stride[1] != 1) return 1;
     const int size = element_size(p.dtype);
+    if (p.dtype == DType::kDouble || stride[1] != 1 || !steps_of(p, stride, size).fits) return 1;
     for (int V = 16 / size; V >= 4; V /= 2) {
         bool fits = p.C % V == 0 && reinterpret_cast<uintptr_t>(data) % (V * size) == 0 &&
                     stride[0] % V == 0;
@@ -267,6 +268,13 @@ struct Plans {
 
 bool is_second(const GridSampleParams& p) { return p.to_grad_input || p.to_grad_grid; }
 
+/// Whether offsets in a copy with the channels last fit in 32 bits.
+bool fits_last(const GridSampleParams& p) {
+    int64_t stride[5];
+    last_strides(p, ceil_div(p.C, 8) * 8, stride);
+    return steps_of(p, stride, 4).fits;
+}
+
 constexpr int64_t kFewSums = 1 << 17;  // below, kernels' launches decide and not their work
 
 /// `turn`: with the channels last, whatever they are in the input.
@@ -296,8 +304,8 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         const bool direct =
             (size == 4 || !dense) && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
         plan.sums = !direct && (turn || (size == 2 && dense));
-        plan.order = plan.sums && (p.C == 1 || p.B * p.P * p.C < kFewSums);
-        if (direct || (plan.sums && !plan.order)) {
+        plan.order = plan.sums && (p.C == 1 || p.B * p.P * p.C < kFewSums || !fits_last(p));
+        if (fits_last(p) && (direct || (plan.sums && !plan.order))) {
             plan.V = p.C > 1 ? 4 : 1;
             plan.copy = p.C > 1 && p.grad_grid && !(last && same);
         }
@@ -323,7 +331,7 @@ Plans plans_of(const GridSampleParams& p) {
     plans.plain = plan_of(p, false);
     const bool sums = p.grad_out && p.grad_input;
     if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
-        plans.plain.fixed || p.interpolation == Interpolation::kCubic)
+        plans.plain.fixed || p.interpolation == Interpolation::kCubic || !fits_last(p))
         return plans;
     plans.turned = plan_of(p, true);
     const Plan& turned = plans.turned;

@@ -5,11 +5,13 @@ from torch import Tensor
 
 from loader.jit.operator import (
     check_fake,
+    check_mask,
     check_tensors,
     differentiable,
     fake,
     library,
     registered,
+    vmap,
 )
 
 _METHODS = ("trilinear", "tetrahedral")
@@ -77,11 +79,7 @@ def apply_lut3d_bw(
         grad_image, or grad_lut in the dtype of `lut`, or both as a tuple, as `output_mask` says.
     """
     _check(interpolation, grad_out=grad_out, image=image, lut=lut)
-    if len(output_mask) != 2 or not any(output_mask):
-        raise ValueError(
-            "apply_lut3d: output_mask must be two flags, for image and lut, "
-            f"at least one of them set, got {output_mask}"
-        )
+    check_mask("apply_lut3d", output_mask, "image", "lut")
     exact = torch.are_deterministic_algorithms_enabled()
     with torch.no_grad():
         both = _backward(grad_out, image, lut, interpolation, exact, *map(bool, output_mask))
@@ -329,7 +327,7 @@ def _batched(op, images: int, lut_gradient: bool) -> None:
             return torch.stack(outs), 0
         return tuple(map(torch.stack, zip(*outs, strict=True))), (0, 0)
 
-    torch.library.register_vmap(op, rule)
+    vmap(op, rule)
 
 
 fake(_forward, _fake)

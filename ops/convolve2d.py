@@ -5,10 +5,13 @@ from torch import Tensor
 
 from loader.jit.operator import (
     check_fake,
+    check_mask,
     check_tensors,
     differentiable,
+    fake,
     library,
     registered,
+    vmap,
 )
 
 _MODES, _BOUNDARIES = ("same", "valid", "full"), ("zero", "reflect", "nearest")
@@ -78,11 +81,7 @@ def convolve2d_bw(
         says.
     """
     _check(kernel, mode, boundary, grad_out=grad_out, image=image)
-    if len(output_mask) != 2 or not any(output_mask):
-        raise ValueError(
-            "convolve2d: output_mask must be two flags, for image and kernel, "
-            f"at least one of them set, got {output_mask}"
-        )
+    check_mask("convolve2d", output_mask, "image", "kernel")
     with torch.no_grad():
         both = _backward(grad_out, image, kernel, mode, boundary, *map(bool, output_mask))
     return both if all(output_mask) else both[0 if output_mask[0] else 1]
@@ -264,11 +263,11 @@ def _batched(op, images: int, kernel_too: bool):
             return split(out, images_joined), 0
         return (split(out[0], images_joined), split(out[1], kernels_joined)), (0, 0)
 
-    torch.library.register_vmap(op, rule)
+    vmap(op, rule)
 
 
-torch.library.register_fake(_forward.name(), _fake)
-torch.library.register_fake(_backward.name(), _fake_backward)
+fake(_forward, _fake)
+fake(_backward, _fake_backward)
 _batched(_forward, 1, kernel_too=False)
 _batched(_backward, 2, kernel_too=True)
 _convolve2d = differentiable(_forward, _setup, _gradient)

@@ -5,7 +5,17 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from loader.jit.operator import check_fake, check_tensors, differentiable, fake, library, registered
+from loader.jit.operator import (
+    batched,
+    check_fake,
+    check_mask,
+    check_tensors,
+    differentiable,
+    fake,
+    library,
+    registered,
+    vmap,
+)
 
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 _forward, _backward = library("grid_sample"), registered("grid_sample_backward")
@@ -92,11 +102,7 @@ def grid_sample_bw(
     """
     check_tensors("grid_sample", grad_out=grad_out, input=input, grid=grid)
     options = _codes(mode, padding_mode, align_corners)
-    if len(output_mask) != 2 or not any(output_mask):
-        raise ValueError(
-            "grid_sample: output_mask must be two flags, for input and grid, "
-            f"at least one of them set, got {output_mask}"
-        )
+    check_mask("grid_sample", output_mask, "input", "grid")
     with torch.no_grad():
         both = _backward(grad_out, input, grid, *options, *map(bool, output_mask), _deterministic())
     return both if all(output_mask) else both[0 if output_mask[0] else 1]
@@ -386,30 +392,9 @@ def _pull(function, tensors, arriving):
         )
 
 
-def _batched(op) -> None:
-    """Let torch.vmap run `op` once over the whole batch, joined with that of the images."""
-
-    def rule(info, in_dims, *args):
-        def whole(x, dim):
-            if not isinstance(x, Tensor):
-                return x
-            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            return x.flatten(0, 1)
-
-        def split(x):
-            return x.unflatten(0, (info.batch_size, x.shape[0] // info.batch_size))
-
-        out = op(*(whole(x, dim) for x, dim in zip(args, in_dims, strict=True)))
-        return (
-            (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)
-        )
-
-    torch.library.register_vmap(op, rule)
-
-
 def _batched_forward(op) -> None:
-    """The same for the forward, which copies nothing where one argument has no batch: images that
-    share a grid are more channels, grids that share an image more points.
+    """Let torch.vmap run the forward once over the whole batch. Where one argument has none nothing
+    is copied: images that share a grid are more channels, grids that share an image more points.
     """
 
     def rule(info, in_dims, input, grid, *options):
@@ -425,15 +410,15 @@ def _batched_forward(op) -> None:
         out = op(input.flatten(0, 1), grid.flatten(0, 1), *options)
         return out.unflatten(0, (B, input.shape[1])), 0
 
-    torch.library.register_vmap(op, rule)
+    vmap(op, rule)
 
 
 fake(_forward, _fake)
 fake(_backward, _fake_backward)
 fake(_backward_backward, _fake_backward_backward)
 _batched_forward(_forward)
-_batched(_backward)
-_batched(_backward_backward)
+batched(_backward, flatten=True)
+batched(_backward_backward, flatten=True)
 _grid_sample = differentiable(_forward, _setup, _gradient)
 _gradients = differentiable(_backward, _setup_backward, _second_gradient)
 _second_gradients = differentiable(_backward_backward, _setup_second, _third_gradient)

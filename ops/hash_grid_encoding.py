@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from loader.jit.operator import (
-    _later,
     check_fake,
+    check_mask,
     check_tensors,
     differentiable,
     fake,
     library,
     registered,
+    vmap,
 )
 
 _NAME = "hash_grid_encoding"
@@ -102,11 +103,7 @@ def hash_grid_encoding_bw(
     """
     check_tensors(_NAME, grad_out=grad_out)
     options = _options(points, table, base_resolution, per_level_scale)
-    if len(output_mask) != 2 or not any(output_mask):
-        raise ValueError(
-            f"{_NAME}: output_mask must be two flags, for points and table, "
-            f"at least one of them set, got {output_mask}"
-        )
+    check_mask(_NAME, output_mask, "points", "table")
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     need = map(bool, output_mask)
@@ -307,8 +304,7 @@ def _batched(op, table_at: int) -> None:
             return (out[0].unflatten(0, (info.batch_size, -1)), out[1]), (0, None)
         return out.unflatten(0, (info.batch_size, -1)), 0
 
-    if later := _later(op, "vmap", rule):
-        torch.library.register_vmap(op, later)
+    vmap(op, rule)
 
 
 fake(_forward, _fake)

@@ -6,6 +6,7 @@ from torch import Tensor
 from loader.jit.operator import (
     batched,
     check_fake,
+    check_mask,
     check_tensors,
     differentiable,
     fake,
@@ -42,11 +43,7 @@ class Multilinear:
     def bw(self, grad_out: Tensor, feats: Tensor, points: Tensor, output_mask: tuple[bool, bool]):
         """The backward kernel alone."""
         check_tensors(self.name, grad_out=grad_out, feats=feats, points=points)
-        if len(output_mask) != 2 or not any(output_mask):
-            raise ValueError(
-                f"{self.name}: output_mask must be two flags, for feats and points, "
-                f"at least one of them set, got {output_mask}"
-            )
+        check_mask(self.name, output_mask, "feats", "points")
         with torch.no_grad():
             both = self._raw_backward(grad_out, feats, points, *map(bool, output_mask))
         return both if all(output_mask) else both[0 if output_mask[0] else 1]
