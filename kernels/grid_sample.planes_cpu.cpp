@@ -38,6 +38,8 @@ class Planes {
     bool inside = false;
     Pairs y, x;
     alignas(64) int32_t offset[kBlock];
+    static constexpr int kAll = 15;
+    int8_t taken[kBlock], near[kBlock];  // which of a point's four pixels; the points with any
     alignas(64) A buffer[4][kBlock], along[2][kBlock];
     const A* grads[4];
 
@@ -258,19 +260,32 @@ class Planes {
         for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
     }
 
+    /// Lists the points of which a pixel is taken, without a branch: where a part has some rows of
+    /// all, most points are elsewhere, in no order.
+    int sort_out() {
+        int count = 0;
+        for (int i = 0; i < n; ++i) near[count] = int8_t(i), count += taken[i] != 0;
+        return count;
+    }
+
     /// Adds to the pixels of the part's channels and rows.
     NOINLINE void scatter() {
         const int64_t *stride = p.grad_input_stride, right = stride[4], below = stride[3];
         const int low = int(part.rows[0]), high = int(part.rows[1]);
-        int apart = 0, near = 0;
+        int apart = 0;
         for (int i = 0; i < n; ++i) {
-            const int first = y.first[i];
-            apart |= (first < low) | (first + 1 >= high);
-            near |= (first + 1 >= low) & (first < high);
+            const int first = y.first[i], dx = x.moved[i], dy = y.moved[i];
+            // The upper and the lower row: within the part, and of the two that the point has.
+            const int upper = (first >= low) & (first < high) & (dy == 0 || dy == -1);
+            const int lower = (first + 1 >= low) & (first + 1 < high) & (dy == 0 || dy == 1);
+            const int west = dx == 0 || dx == -1, east = dx == 0 || dx == 1;
+            taken[i] = int8_t((upper & west) | (upper & east) << 1 | (lower & west) << 2 |
+                              (lower & east) << 3);
             offset[i] = int32_t(first * below + x.first[i] * right);
+            apart |= taken[i] != kAll;
         }
-        if (!near) return;
-        const bool whole = inside && !apart;
+        const int count = apart ? sort_out() : n;
+        if (count == 0) return;
         alignas(64) A share[4][kBlock];
         for (int64_t c = part.channels[0]; c < part.channels[1]; ++c) {
             const A* g = grad(c, buffer[0]);
@@ -278,26 +293,26 @@ class Planes {
             for (int k = 0; k < 4; ++k)
                 for (int i = 0; i < n; ++i)
                     share[k][i] = g[i] * y.weight[k / 2][i] * x.weight[k % 2][i];
-            if (whole) {
-                for (int i = 0; i < n; ++i) {
-                    A* at = to + offset[i];
-                    at[0] += share[0][i], at[right] += share[1][i];
-                    at[below] += share[2][i], at[below + right] += share[3][i];
-                }
+            const auto add = [&](int i) {
+                A* at = to + offset[i];
+                at[0] += share[0][i], at[right] += share[1][i];
+                at[below] += share[2][i], at[below + right] += share[3][i];
+            };
+            if (!apart) {
+                for (int i = 0; i < n; ++i) add(i);
                 continue;
             }
-            for (int i = 0; i < n; ++i) {
-                const int first = y.first[i], dx = x.moved[i], dy = y.moved[i];
+            for (int j = 0; j < count; ++j) {
+                const int i = near[j];
+                if (taken[i] == kAll) {
+                    add(i);
+                    continue;
+                }
                 A* at = to + offset[i];
-                const bool west = dx == 0 || dx == -1, east = dx == 0 || dx == 1;
-                if ((dy == 0 || dy == -1) && first >= low && first < high) {
-                    if (west) at[0] += share[0][i];
-                    if (east) at[right] += share[1][i];
-                }
-                if ((dy == 0 || dy == 1) && first + 1 >= low && first + 1 < high) {
-                    if (west) at[below] += share[2][i];
-                    if (east) at[below + right] += share[3][i];
-                }
+                if (taken[i] & 1) at[0] += share[0][i];
+                if (taken[i] & 2) at[right] += share[1][i];
+                if (taken[i] & 4) at[below] += share[2][i];
+                if (taken[i] & 8) at[below + right] += share[3][i];
             }
         }
     }
@@ -359,12 +374,13 @@ class Planes {
         if (!part.scatter) return;
         const int64_t* stride = p.grad_input_stride;
         const int low = int(part.rows[0]), high = int(part.rows[1]);
-        int some = 0, all = inside;
+        int some = 0, all = 1, count = 0;
         for (int i = 0; i < n; ++i) {
-            const bool in = (y.first[i] >= low) & (y.first[i] < high) & (x.mask[0][i] != 0);
-            x.mask[0][i] = in, some |= in, all &= in;
+            taken[i] = (y.first[i] >= low) & (y.first[i] < high) & (x.mask[0][i] != 0);
+            some |= taken[i], all &= taken[i];
         }
         if (!some) return;
+        if (!all) count = sort_out();
         set_offsets(stride[3], stride[4]);
         for (int64_t c = part.channels[0]; c < part.channels[1]; ++c) {
             const A* g = grad(c, buffer[0]);
@@ -372,8 +388,7 @@ class Planes {
             if (all)
                 for (int i = 0; i < n; ++i) to[offset[i]] += g[i];
             else
-                for (int i = 0; i < n; ++i)
-                    if (x.mask[0][i]) to[offset[i]] += g[i];
+                for (int j = 0; j < count; ++j) to[offset[near[j]]] += g[near[j]];
         }
     }
 

@@ -298,6 +298,8 @@ class Steps {
     A weight[kMostTaps][kBlock], along[3][kMostTaps][kBlock], dots[kMostTaps][kBlock];
     A tile[kBlock][kRow];
     A values[kBlock], pixel[2][kBlock], to_grid[3][kBlock];
+    int8_t near[kBlock], whole[kBlock];  // the points that have taps; whether all of them
+    int near_count;
 
     /// A field's element type: that of the input where it has not been copied.
     template <typename Body>
@@ -471,6 +473,7 @@ class Steps {
         const Field& f = plan.target;
         block.offsets(f.stride, wide);
         if (!f.rows) {
+            sort_out();
             for (int64_t c = begin; c < end; ++c) {
                 read_grad(c, values);
                 A* plane = row(f) + c * f.stride[1];
@@ -502,12 +505,28 @@ class Steps {
     }
     template <int kM>
     void scatter_plane(A* to) {
-        const bool inside = block.inside;
-        for (int i = 0; i < block.count; ++i)
-            for (int m = 0; m < kM; ++m) {
-                const int64_t at = wide[m][i];
-                if (inside || at >= 0) to[at] += weight[m][i] * values[i];
+        const auto add = [&](int i, int m) { to[wide[m][i]] += weight[m][i] * values[i]; };
+        for (int j = 0; j < near_count; ++j) {
+            const int i = near[j];
+            if (whole[i])
+                for (int m = 0; m < kM; ++m) add(i, m);
+            else
+                for (int m = 0; m < kM; ++m)
+                    if (wide[m][i] >= 0) add(i, m);
+        }
+    }
+    /// Lists the points that have any tap: a slab of the slowest axis has few of all, in no order.
+    NOINLINE void sort_out() {
+        const int n = block.count;
+        int8_t some[kBlock] = {};
+        std::fill_n(whole, kBlock, int8_t(1));
+        for (int m = 0; m < M; ++m)
+            for (int i = 0; i < n; ++i) {
+                const int8_t in = wide[m][i] >= 0;
+                some[i] |= in, whole[i] &= in;
             }
+        near_count = 0;
+        for (int i = 0; i < n; ++i) near[near_count] = int8_t(i), near_count += some[i];
     }
 
     /// Weights of a directional derivative; `direction` is what arrives for grad_grid.

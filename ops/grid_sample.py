@@ -62,8 +62,7 @@ def grid_sample(
     """
     check_tensors("grid_sample", input=input, grid=grid)
     options = _codes(mode, padding_mode, align_corners)
-    device = input.device.type
-    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+    if torch._C._is_any_autocast_enabled():
         input, grid = _autocast(input, grid)
     return _grid_sample(input, grid, *options)
 
@@ -246,11 +245,14 @@ def _deterministic() -> bool:
 
 def _autocast(input, grid):
     """PyTorch's rule: the widest of the two dtypes on CUDA, float32 on the CPU; no float64."""
+    device = input.device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return input, grid
     eligible = [x.dtype for x in (input, grid) if x.dtype != torch.float64]
-    if input.device.type == "cpu":
+    if device == "cpu":
         wide = torch.float32
     else:
-        wide = torch.get_autocast_dtype(input.device.type)
+        wide = torch.get_autocast_dtype(device)
         for dtype in eligible:
             wide = torch.promote_types(wide, dtype)
     return (x if x.dtype == torch.float64 else x.to(wide) for x in (input, grid))
@@ -309,13 +311,13 @@ def _setup(ctx, inputs, output):
 
 
 def _gradient(ctx, grad_out):
-    need = ctx.needs_input_grad[:2]
-    if not any(need):
+    need = need_input, need_grid = ctx.needs_input_grad[:2]
+    if not (need_input or need_grid):
         return (None,) * 5
-    grads = _gradients(grad_out, *ctx.saved_tensors, *ctx.options, *need, _deterministic())
-    return *(grad if wanted else None for grad, wanted in zip(grads, need, strict=True)), *(
-        None,
-    ) * 3
+    to_input, to_grid = _gradients(
+        grad_out, *ctx.saved_tensors, *ctx.options, *need, _deterministic()
+    )
+    return to_input if need_input else None, to_grid if need_grid else None, None, None, None
 
 
 def _setup_backward(ctx, inputs, output):
