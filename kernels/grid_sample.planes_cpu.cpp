@@ -32,8 +32,8 @@ class Planes {
     const GridSampleParams& p;
     const PlanesPart& part;
     const int64_t sy, sx;
-    const bool slopes;
-    int64_t begin = 0;  // of the block
+    const bool slopes, side_by_side;  // the latter: the channels of all pixels of a row
+    int64_t begin = 0;                // of the block
     int n = 0;
     bool inside = false;
     Pairs y, x;
@@ -233,6 +233,49 @@ class Planes {
                 }
             }
     }
+    // Three channels side by side, a photograph as it comes: a point's channels in a vector, whose
+    // last lane says nothing.
+
+    /// The pixels [row][column] of a point, zero where outside.
+    void pixels_at(int i, Quad (&to)[2][2]) const {
+        for (int j = 0; j < 2; ++j) {
+            const A* at = plane(0) + offset[i] + j * sy;
+            const Quad second = load_lanes<Quad>(at + 2);  // not past the pair's end
+            to[j][0] = load_lanes<Quad>(at);
+            to[j][1] = __builtin_shufflevector(second, second, 1, 2, 3, 3);
+        }
+        if (x.moved[i] | y.moved[i])
+            for (int j = 0; j < 2; ++j)
+                for (int k = 0; k < 2; ++k)
+                    if (!(y.mask[j][i] & x.mask[k][i])) to[j][k] = Quad{};
+    }
+    /// Weighted by row and column.
+    Quad mixed(int i, const Quad (&of)[2][2], const A (&down)[2][kBlock],
+               const A (&across)[2][kBlock]) const {
+        return down[0][i] * (across[0][i] * of[0][0] + across[1][i] * of[0][1]) +
+               down[1][i] * (across[0][i] * of[1][0] + across[1][i] * of[1][1]);
+    }
+    NOINLINE void sample_pixels() {
+        A* to[3] = {out(0), out(1), out(2)};
+        Quad pixels[2][2];
+        for (int i = 0; i < n; ++i) {
+            pixels_at(i, pixels);
+            const Quad sum = mixed(i, pixels, y.weight, x.weight);
+            for (int c = 0; c < 3; ++c) to[c][i] = sum[c];
+        }
+    }
+    NOINLINE void differentiate_pixels() {
+        const A* g[3] = {grad(0, buffer[0]), grad(1, buffer[1]), grad(2, buffer[2])};
+        A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
+        Quad pixels[2][2];
+        for (int i = 0; i < n; ++i) {
+            pixels_at(i, pixels);
+            const Quad factor = {g[0][i], g[1][i], g[2][i]};
+            const Quad dx = factor * mixed(i, pixels, y.weight, x.slope);
+            const Quad dy = factor * mixed(i, pixels, y.slope, x.weight);
+            to[2 * i] = dx[0] + dx[1] + dx[2], to[2 * i + 1] = dy[0] + dy[1] + dy[2];
+        }
+    }
     template <bool kNeighbours, bool kInside>
     void differentiate() {
         for (int64_t c0 = 0; c0 < p.C; c0 += 4) {
@@ -340,10 +383,13 @@ class Planes {
         if (part.points && (p.out || p.grad_grid)) {
             if (!inside) set_masks(x), set_masks(y);
             set_offsets(sy, sx);
-            with_shape([&](auto neighbours, auto all) {
-                constexpr bool N = decltype(neighbours)::value, I = decltype(all)::value;
-                p.grad_out ? differentiate<N, I>() : sample<N, I>();
-            });
+            if (p.C == 3 && side_by_side)
+                p.grad_out ? differentiate_pixels() : sample_pixels();
+            else
+                with_shape([&](auto neighbours, auto all) {
+                    constexpr bool N = decltype(neighbours)::value, I = decltype(all)::value;
+                    p.grad_out ? differentiate<N, I>() : sample<N, I>();
+                });
         }
         if (part.scatter) scatter();
     }
@@ -368,7 +414,10 @@ class Planes {
                 if (inside)
                     for (int i = 0; i < n; ++i) to[i] = in[offset[i]];
                 else
-                    for (int i = 0; i < n; ++i) to[i] = x.mask[0][i] ? in[offset[i]] : A(0);
+                    for (int i = 0; i < n; ++i) {
+                        const A value = in[offset[i]];
+                        to[i] = x.mask[0][i] ? value : A(0);
+                    }
             }
         }
         if (!part.scatter) return;
@@ -394,13 +443,76 @@ class Planes {
 
     Axis<A> rows, columns;
 
-    /// Pixels of four rows of four at a point, wherever they lie.
-    void collect(const A* in, int i, A (&to)[4][4]) const {
-        for (int j = 0; j < 4; ++j)
-            for (int k = 0; k < 4; ++k) {
-                const int64_t r = rows.index[j][i], c = columns.index[k][i];
-                to[j][k] = (r | c) < 0 ? A(0) : in[r * sy + c * sx];
+    // By lane of a row of four pixels of up to three channels each: weights and slopes along x.
+    alignas(64) A across[kBlock * 12], steep[kBlock * 12];
+    int8_t regular[kBlock];  // whether all rows and columns of a point are the image's own
+
+    /// The sums over a row's four pixels, for each of their C channels.
+    template <int C>
+    static void sum_row(const Quad (&row)[C], const A* weight, A (&to)[C]) {
+        A each[4 * C];
+        for (int q = 0; q < C; ++q) {
+            const Quad product = row[q] * load_lanes<Quad>(weight + 4 * q);
+            for (int l = 0; l < 4; ++l) each[4 * q + l] = product[l];
+        }
+        for (int k = 0; k < C; ++k)
+            to[k] = (each[k] + each[C + k]) + (each[2 * C + k] + each[3 * C + k]);
+    }
+    template <int C>
+    void set_lanes() {
+        for (int i = 0; i < n; ++i)
+            for (int l = 0; l < 4 * C; ++l) across[4 * C * i + l] = columns.weight[l / C][i];
+        if (!slopes) return;
+        for (int i = 0; i < n; ++i)
+            for (int l = 0; l < 4 * C; ++l) steep[4 * C * i + l] = columns.slope[l / C][i];
+    }
+    /// Bicubic values or derivatives of C channels from c on, side by side in memory.
+    template <int C>
+    NOINLINE void mix(int64_t c) {
+        const A *in = plane(c), *g[C];
+        A* to[C];
+        for (int k = 0; k < C; ++k) {
+            if (p.grad_out)
+                g[k] = grad(c + k, buffer[k]);
+            else
+                to[k] = out(c + k);
+        }
+        const bool neighbours = C > 1 || sx == 1;
+        for (int i = 0; i < n; ++i) {
+            Quad row[4][C], mixed[C] = {}, tilted[C] = {};
+            if (regular[i]) {
+                const A* line = in + columns.index[0][i] * sx;
+                for (int j = 0; j < 4; ++j) {
+                    const A* at = line + rows.index[j][i] * sy;
+                    if (neighbours)
+                        memcpy(row[j], at, sizeof(row[j]));
+                    else
+                        row[j][0] = Quad{at[0], at[sx], at[2 * sx], at[3 * sx]};
+                }
+            } else {
+                A pixels[4][4 * C];
+                for (int j = 0; j < 4; ++j)
+                    for (int l = 0; l < 4 * C; ++l) {
+                        const int64_t y = rows.index[j][i], x = columns.index[l / C][i];
+                        pixels[j][l] = (y | x) < 0 ? A(0) : in[y * sy + x * sx + l % C];
+                    }
+                memcpy(row, pixels, sizeof(row));
             }
+            for (int j = 0; j < 4; ++j)
+                for (int q = 0; q < C; ++q) mixed[q] += rows.weight[j][i] * row[j][q];
+            A sum[C];
+            if (!slopes) {
+                sum_row(mixed, across + 4 * C * i, sum);
+                for (int k = 0; k < C; ++k) to[k][i] = sum[k];
+                continue;
+            }
+            for (int j = 0; j < 4; ++j)
+                for (int q = 0; q < C; ++q) tilted[q] += rows.slope[j][i] * row[j][q];
+            sum_row(mixed, steep + 4 * C * i, sum);
+            for (int k = 0; k < C; ++k) along[0][i] += g[k][i] * sum[k];
+            sum_row(tilted, across + 4 * C * i, sum);
+            for (int k = 0; k < C; ++k) along[1][i] += g[k][i] * sum[k];
+        }
     }
 
     void cubic() {
@@ -409,51 +521,24 @@ class Planes {
         find_taps<4>(at, n, p.size[1], p.padding, p.align_corners, slopes, rows);
         coordinates(2, at);
         find_taps<4>(at, n, p.size[2], p.padding, p.align_corners, slopes, columns);
-        alignas(64) int8_t regular[kBlock];
-        alignas(64) A across[kBlock][4], steep[kBlock][4];
-        const bool neighbours = sx == 1;
         for (int i = 0; i < n; ++i) {
             const int first = columns.index[0][i];
             const int up =
                 rows.index[0][i] | rows.index[1][i] | rows.index[2][i] | rows.index[3][i];
             regular[i] = (first >= 0) & (columns.index[3][i] - first == 3) & (up >= 0);
         }
-        for (int i = 0; i < n; ++i)
-            for (int k = 0; k < 4; ++k) across[i][k] = columns.weight[k][i];
-        if (slopes)
-            for (int i = 0; i < n; ++i)
-                for (int k = 0; k < 4; ++k) steep[i][k] = columns.slope[k][i];
         if (slopes) std::fill_n(along[0], 2 * kBlock, A(0));
-        for (int64_t c = 0; c < p.C; ++c) {
-            const A *in = plane(c), *g = p.grad_out ? grad(c, buffer[0]) : nullptr;
-            A* to = p.grad_out ? nullptr : out(c);
-            for (int i = 0; i < n; ++i) {
-                Quad row[4];
-                if (regular[i]) {
-                    const A* line = in + columns.index[0][i] * sx;
-                    for (int j = 0; j < 4; ++j) {
-                        const A* at = line + rows.index[j][i] * sy;
-                        row[j] = neighbours ? load_lanes<Quad>(at)
-                                            : Quad{at[0], at[sx], at[2 * sx], at[3 * sx]};
-                    }
-                } else {
-                    A pixels[4][4];
-                    collect(in, i, pixels);
-                    memcpy(row, pixels, sizeof(row));
-                }
-                Quad mixed = {}, tilted = {};
-                for (int j = 0; j < 4; ++j) mixed += rows.weight[j][i] * row[j];
-                if (!slopes) {
-                    mixed *= load_lanes<Quad>(across[i]);
-                    to[i] = (mixed[0] + mixed[1]) + (mixed[2] + mixed[3]);
-                    continue;
-                }
-                for (int j = 0; j < 4; ++j) tilted += rows.slope[j][i] * row[j];
-                mixed *= load_lanes<Quad>(steep[i]), tilted *= load_lanes<Quad>(across[i]);
-                along[0][i] += g[i] * ((mixed[0] + mixed[1]) + (mixed[2] + mixed[3]));
-                along[1][i] += g[i] * ((tilted[0] + tilted[1]) + (tilted[2] + tilted[3]));
-            }
-        }
+        const auto run = [&](auto channels) {
+            constexpr int C = decltype(channels)::value;
+            set_lanes<C>();
+            for (int64_t c = 0; c < p.C; c += C) mix<C>(c);
+        };
+        if (side_by_side && p.C == 3)
+            run(std::integral_constant<int, 3>());
+        else if (side_by_side && p.C == 2)
+            run(std::integral_constant<int, 2>());
+        else
+            run(std::integral_constant<int, 1>());
         if (!slopes) return;
         A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
         for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
@@ -465,7 +550,8 @@ class Planes {
           part(part),
           sy(p.input_stride[3]),
           sx(p.input_stride[4]),
-          slopes(params.grad_grid != nullptr) {}
+          slopes(params.grad_grid != nullptr),
+          side_by_side(p.input_stride[1] == 1 && sx == p.C) {}
 
     void run() {
         const bool flat = p.interpolation == Interpolation::kNearest;

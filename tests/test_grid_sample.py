@@ -68,7 +68,7 @@ def test_equals_torch(mode, dims, padding, device):
     """In float64; channels by planes, by rows of 4 and 16, in both layouts, with and without many
     more points than pixels.
     """
-    for align_corners, C, last in itertools.product((False, True), (1, 3, 4, 21), (False, True)):
+    for align_corners, C, last in itertools.product((False, True), (1, 2, 3, 4, 21), (False, True)):
         for B, points in ((1, (3, 5, 1)), (2, (9, 20, 2))):
             input, grid = sample((B, C, 9, 11, 7)[: 2 + dims], points[:dims], device)
             input = input.contiguous(memory_format=LAST[dims]) if last else input
