@@ -37,7 +37,8 @@ class Planes {
     int n = 0;
     bool inside = false;
     Pairs y, x;
-    alignas(64) int32_t offset[kBlock];
+    static constexpr int kAhead = 8;
+    alignas(64) int32_t offset[kBlock + kAhead] = {};
     static constexpr int kAll = 15;
     int8_t taken[kBlock], near[kBlock];  // which of a point's four pixels; the points with any
     alignas(64) A buffer[4][kBlock], along[2][kBlock];
@@ -61,25 +62,30 @@ class Planes {
         std::fill_n(to, kBlock, A(0));
         read_points(from, p.grid_points, begin, n, to);
     }
-    static bool moderate(const A* at, int size) {
-        const A most = std::min(A(1 << 30) / A(size), A(1 << 20));
+    /// Coordinates and positions along an axis; whether all are of moderate size.
+    bool find_places(int axis, A* x, A* at) const {
+        coordinates(axis, x);
+        const A size = A(p.size[axis]), most = std::min(A(1 << 30) / size, A(1 << 20));
         int strange = 0;
-        for (int i = 0; i < kBlock; ++i) strange |= !(fabs(at[i]) < most);
+        for (int i = 0; i < kBlock; ++i) {
+            strange |= !(fabs(x[i]) < most);
+            at[i] = unnormalized(x[i], size, p.align_corners);
+        }
         return !strange;
     }
 
     /// The pairs of an axis.
     NOINLINE void find_pairs(int axis, Pairs& to) {
-        A at[kBlock], moved[kBlock], sign[kBlock];
-        coordinates(axis, at);
+        A x[kBlock], at[kBlock], moved[kBlock], sign[kBlock];
+        const bool moderate = find_places(axis, x, at);
         const int size = p.size[axis], last = size - 2;
         int outside = 0;
-        if (!moderate(at, size)) {
+        if (!moderate) {
             for (int i = 0; i < kBlock; ++i) {
                 const auto t =
                     p.grad_out
-                        ? Taps<A, 2>::template of<true>(at[i], size, p.padding, p.align_corners)
-                        : Taps<A, 2>::template of<false>(at[i], size, p.padding, p.align_corners);
+                        ? Taps<A, 2>::template of<true>(x[i], size, p.padding, p.align_corners)
+                        : Taps<A, 2>::template of<false>(x[i], size, p.padding, p.align_corners);
                 const int left = t.index[0], right = t.index[1];
                 to.first[i] = left < 0 ? 0 : std::min(left, last);
                 to.moved[i] = left >= 0 ? left - to.first[i] : right >= 0 ? -1 : 2;
@@ -94,28 +100,28 @@ class Planes {
             }
         } else {
             const A unit = pixels_per_unit(A(size), p.align_corners);
-            for (int i = 0; i < kBlock; ++i) at[i] = unnormalized(at[i], A(size), p.align_corners);
             const A* place = at;
             if (p.padding != Padding::kZeros) {
                 pad(at, moved, sign, kBlock, A(size), p.padding, p.align_corners);
                 place = moved;
             }
+            // A weight is how much less than a pixel its own is away.
             for (int i = 0; i < kBlock; ++i) {
-                const A floored = floor(place[i]);
-                const A right = place[i] - floored, left = (floored + 1) - place[i];
-                const int first = int(floored), low = first < 0 ? 0 : first;
-                const int kept = low > last ? last : low, by = first - kept;
-                to.first[i] = kept, to.moved[i] = by;
-                to.weight[0][i] = by == 0 ? left : by == -1 ? right : A(0);
-                to.weight[1][i] = by == 0 ? right : by == 1 ? left : A(0);
+                const A floored = floor(place[i]), low = floored > 0 ? floored : A(0);
+                const A kept = low < A(last) ? low : A(last);
+                const A left = 1 - fabs(place[i] - kept), right = 1 - fabs(place[i] - (kept + 1));
+                const int by = int(floored - kept);
+                to.first[i] = int(kept), to.moved[i] = by;
+                to.weight[0][i] = left > 0 ? left : A(0);
+                to.weight[1][i] = right > 0 ? right : A(0);
                 outside |= by;
             }
             if (slopes)
                 for (int i = 0; i < kBlock; ++i) {
                     const A slope = p.padding == Padding::kZeros ? unit : unit * sign[i];
-                    const int by = to.moved[i];
-                    to.slope[0][i] = by == 0 ? -slope : by == -1 ? slope : A(0);
-                    to.slope[1][i] = by == 0 ? slope : by == 1 ? -slope : A(0);
+                    const A by = A(to.moved[i]), left = by + A(0.5), right = by - A(0.5);
+                    to.slope[0][i] = fabs(left) < 1 ? -2 * left * slope : A(0);
+                    to.slope[1][i] = fabs(right) < 1 ? -2 * right * slope : A(0);
                 }
         }
         to.inside = !outside;
@@ -129,32 +135,31 @@ class Planes {
     }
     /// The nearest pixel of an axis; the mask says whether there is one.
     NOINLINE void find_nearest(int axis, Pairs& to) {
-        A at[kBlock], moved[kBlock], sign[kBlock];
-        coordinates(axis, at);
+        A x[kBlock], at[kBlock], moved[kBlock], sign[kBlock];
+        const bool moderate = find_places(axis, x, at);
         const int size = p.size[axis];
-        int outside = 0;
-        if (!moderate(at, size)) {
+        Int outside = 0;
+        if (!moderate) {
             for (int i = 0; i < kBlock; ++i) {
                 using T = Taps<A, 1>;
                 const auto t = p.grad_out
-                                   ? T::template of<true>(at[i], size, p.padding, p.align_corners)
-                                   : T::template of<false>(at[i], size, p.padding, p.align_corners);
+                                   ? T::template of<true>(x[i], size, p.padding, p.align_corners)
+                                   : T::template of<false>(x[i], size, p.padding, p.align_corners);
                 const int index = t.index[0];
                 to.first[i] = std::max(index, 0), to.mask[0][i] = -Int(index >= 0);
                 outside |= index < 0;
             }
         } else {
-            for (int i = 0; i < kBlock; ++i) at[i] = unnormalized(at[i], A(size), p.align_corners);
             const A* place = at;
             if (p.padding != Padding::kZeros) {
                 pad(at, moved, sign, kBlock, A(size), p.padding, p.align_corners);
                 place = moved;
             }
             for (int i = 0; i < kBlock; ++i) {
-                const int index = int(rint(place[i])), low = index < 0 ? 0 : index;
-                to.first[i] = low < size ? low : size - 1;
-                to.mask[0][i] = -Int(index == to.first[i]);
-                outside |= index != to.first[i];
+                const A index = rint(place[i]), low = index > 0 ? index : A(0);
+                const A kept = low < A(size - 1) ? low : A(size - 1);
+                const Int in = -Int(index == kept);
+                to.first[i] = int(kept), to.mask[0][i] = in, outside |= ~in;
             }
         }
         to.inside = !outside;
@@ -233,48 +238,87 @@ class Planes {
                 }
             }
     }
-    // Three channels side by side, a photograph as it comes: a point's channels in a vector, whose
-    // last lane says nothing.
+    // Channels side by side: K of a point's at a time, in a vector. Of three, a photograph as it
+    // comes, the last lane says nothing.
+    template <int K>
+    using Channels = typename Lanes<A, K == 3 ? 4 : K>::type;
 
     /// The pixels [row][column] of a point, zero where outside.
-    void pixels_at(int i, Quad (&to)[2][2]) const {
+    template <int K>
+    void pixels_at(const A* in, int i, Channels<K> (&to)[2][2]) const {
         for (int j = 0; j < 2; ++j) {
-            const A* at = plane(0) + offset[i] + j * sy;
-            const Quad second = load_lanes<Quad>(at + 2);  // not past the pair's end
-            to[j][0] = load_lanes<Quad>(at);
-            to[j][1] = __builtin_shufflevector(second, second, 1, 2, 3, 3);
+            const A* at = in + offset[i] + j * sy;
+            __builtin_prefetch(in + offset[i + kAhead] + j * sy);
+            to[j][0] = load_lanes<Channels<K>>(at);
+            if constexpr (K == 3) {
+                const Quad second = load_lanes<Quad>(at + 2);  // not past the pair's end
+                to[j][1] = __builtin_shufflevector(second, second, 1, 2, 3, 3);
+            } else {
+                to[j][1] = load_lanes<Channels<K>>(at + sx);
+            }
         }
         if (x.moved[i] | y.moved[i])
             for (int j = 0; j < 2; ++j)
                 for (int k = 0; k < 2; ++k)
-                    if (!(y.mask[j][i] & x.mask[k][i])) to[j][k] = Quad{};
+                    if (!(y.mask[j][i] & x.mask[k][i])) to[j][k] = Channels<K>{};
     }
     /// Weighted by row and column.
-    Quad mixed(int i, const Quad (&of)[2][2], const A (&down)[2][kBlock],
-               const A (&across)[2][kBlock]) const {
+    template <typename C>
+    C mixed(int i, const C (&of)[2][2], const A (&down)[2][kBlock],
+            const A (&across)[2][kBlock]) const {
         return down[0][i] * (across[0][i] * of[0][0] + across[1][i] * of[0][1]) +
                down[1][i] * (across[0][i] * of[1][0] + across[1][i] * of[1][1]);
     }
-    NOINLINE void sample_pixels() {
-        A* to[3] = {out(0), out(1), out(2)};
-        Quad pixels[2][2];
+    template <int K>
+    static A total(Channels<K> of) {
+        if constexpr (K == 8) {
+            Quad half[2];
+            memcpy(half, &of, sizeof(of));
+            return total<4>(half[0] + half[1]);
+        }
+        if constexpr (K == 4) return (of[0] + of[2]) + (of[1] + of[3]);
+        return K == 3 ? of[0] + of[1] + of[2] : of[0];
+    }
+    template <int K>
+    NOINLINE void sample_channels(int64_t c) {
+        const A* in = plane(c);
+        A* to = out(c);
+        Channels<K> pixels[2][2];
         for (int i = 0; i < n; ++i) {
-            pixels_at(i, pixels);
-            const Quad sum = mixed(i, pixels, y.weight, x.weight);
-            for (int c = 0; c < 3; ++c) to[c][i] = sum[c];
+            pixels_at<K>(in, i, pixels);
+            const Channels<K> sum = mixed(i, pixels, y.weight, x.weight);
+            for (int k = 0; k < K; ++k) to[k * p.P + i] = sum[k];
         }
     }
-    NOINLINE void differentiate_pixels() {
-        const A* g[3] = {grad(0, buffer[0]), grad(1, buffer[1]), grad(2, buffer[2])};
-        A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
-        Quad pixels[2][2];
+    template <int K>
+    NOINLINE void differentiate_channels(int64_t c) {
+        const A *in = plane(c), *g[K];
+        A wide[K][kBlock];
+        for (int k = 0; k < K; ++k) g[k] = grad(c + k, wide[k]);
+        Channels<K> pixels[2][2];
         for (int i = 0; i < n; ++i) {
-            pixels_at(i, pixels);
-            const Quad factor = {g[0][i], g[1][i], g[2][i]};
-            const Quad dx = factor * mixed(i, pixels, y.weight, x.slope);
-            const Quad dy = factor * mixed(i, pixels, y.slope, x.weight);
-            to[2 * i] = dx[0] + dx[1] + dx[2], to[2 * i + 1] = dy[0] + dy[1] + dy[2];
+            pixels_at<K>(in, i, pixels);
+            Channels<K> factor = {};
+            for (int k = 0; k < K; ++k) factor[k] = g[k][i];
+            const Channels<K> dx = factor * mixed(i, pixels, y.weight, x.slope);
+            const Channels<K> dy = factor * mixed(i, pixels, y.slope, x.weight);
+            along[0][i] += total<K>(dx), along[1][i] += total<K>(dy);
         }
+    }
+    /// Whether a point's channels can be taken as vectors.
+    bool in_vectors() const { return p.input_stride[1] == 1 && (p.C == 3 ? sx == 3 : p.C >= 4); }
+    /// Calls `body` with the number of channels and the first of them.
+    template <typename Body>
+    void each_vector(const Body& body) {
+        if (p.C == 3) return body(std::integral_constant<int, 3>(), 0);
+        int64_t c = 0;
+        for (; c + L <= p.C; c += L) body(std::integral_constant<int, L>(), c);
+        for (; c + 4 <= p.C; c += 4) body(std::integral_constant<int, 4>(), c);
+        for (; c < p.C; ++c) body(std::integral_constant<int, 1>(), c);
+    }
+    void write_grid() {
+        A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
+        for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
     }
     template <bool kNeighbours, bool kInside>
     void differentiate() {
@@ -299,8 +343,7 @@ class Planes {
                 memcpy(along[0] + i, &dx, sizeof(dx)), memcpy(along[1] + i, &dy, sizeof(dy));
             }
         }
-        A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
-        for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
+        write_grid();
     }
 
     /// Lists the points of which a pixel is taken, without a branch: where a part has some rows of
@@ -383,13 +426,19 @@ class Planes {
         if (part.points && (p.out || p.grad_grid)) {
             if (!inside) set_masks(x), set_masks(y);
             set_offsets(sy, sx);
-            if (p.C == 3 && side_by_side)
-                p.grad_out ? differentiate_pixels() : sample_pixels();
-            else
+            if (in_vectors()) {
+                if (p.grad_out) std::fill_n(along[0], 2 * kBlock, A(0));
+                each_vector([&](auto channels, int64_t c) {
+                    constexpr int K = decltype(channels)::value;
+                    p.grad_out ? differentiate_channels<K>(c) : sample_channels<K>(c);
+                });
+                if (p.grad_out) write_grid();
+            } else {
                 with_shape([&](auto neighbours, auto all) {
                     constexpr bool N = decltype(neighbours)::value, I = decltype(all)::value;
                     p.grad_out ? differentiate<N, I>() : sample<N, I>();
                 });
+            }
         }
         if (part.scatter) scatter();
     }
@@ -411,13 +460,10 @@ class Planes {
             for (int64_t c = 0; c < p.C; ++c) {
                 const A* in = plane(c);
                 A* to = out(c);
-                if (inside)
-                    for (int i = 0; i < n; ++i) to[i] = in[offset[i]];
-                else
-                    for (int i = 0; i < n; ++i) {
-                        const A value = in[offset[i]];
-                        to[i] = x.mask[0][i] ? value : A(0);
-                    }
+                for (int i = 0; i < n; i += L) {
+                    const V value = gather(in, offset + i, std::make_integer_sequence<int, L>());
+                    put(to, V(Mask(value) & load_lanes<Mask>(x.mask[0] + i)), i);
+                }
             }
         }
         if (!part.scatter) return;
@@ -539,9 +585,7 @@ class Planes {
             run(std::integral_constant<int, 2>());
         else
             run(std::integral_constant<int, 1>());
-        if (!slopes) return;
-        A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
-        for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
+        if (slopes) write_grid();
     }
 
   public:
