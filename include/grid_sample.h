@@ -55,11 +55,12 @@ struct GridSampleParams {
     DType grid_dtype;    // of grid and grad_grid
     int32_t threads;     // of the CPU's pool
     int32_t phase;       // of the CPU's work, from 0 on
+    bool scattered;      // neighbouring points lie far apart; grid_sample_scratch_cpu looks
 };
 
 /// Bytes of scratch memory that the job is to be given.
 OCTET_KERNEL int64_t grid_sample_scratch_cuda(const GridSampleParams* p);
-OCTET_KERNEL int64_t grid_sample_scratch_cpu(const GridSampleParams* p);
+OCTET_KERNEL int64_t grid_sample_scratch_cpu(GridSampleParams* p);
 
 /// Null, or the error's text.
 OCTET_KERNEL const char* grid_sample_cuda(const GridSampleParams* p, void* stream);

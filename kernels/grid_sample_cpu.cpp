@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kRow = 64;  // channels of a row taken at a time
 constexpr int kMostTaps = 16;
+constexpr int64_t kLarge = 5 << 19;  // elements of an image that fit no cache of one core
 
 /// A block of points: their taps along each axis. z has one tap in two dimensions.
 template <typename A>
@@ -155,6 +156,28 @@ bool is_small(const GridSampleParams& p, const Field& f) {
     return last <= 0x7fffffff;
 }
 
+/// Whether most points lie far from the next one, in pixels: looked at in a sample of them.
+bool is_scattered(const GridSampleParams& p) {
+    constexpr int kPairs = 64, kFar = 8;
+    if (p.P < 2) return false;
+    int far = 0;
+    dispatch(p.grid_dtype, [&](auto element) {
+        const auto* const grid = static_cast<const decltype(element)*>(p.grid);
+        for (int i = 0; i < kPairs; ++i) {
+            // By the golden ratio: at even distances all could be ends of rows.
+            const int64_t at = uint64_t(i) * 0x9E3779B97F4A7C15 % uint64_t(p.P - 1);
+            const auto *one = grid + p.grid_points.at(at), *next = grid + p.grid_points.at(at + 1);
+            double away = 0;
+            for (int d = 0; d < p.D; ++d) {
+                const int64_t k = d * p.grid_stride[1];
+                away += fabs(double(load(next[k])) - double(load(one[k]))) * p.size[2 - d] / 2;
+            }
+            far += !(away < kFar);
+        }
+    });
+    return far > kPairs / 2;
+}
+
 /// What is done, in which order, by how many.
 struct Plan {
     enum Step { kCopy, kPoints, kScatter, kRound };
@@ -182,11 +205,17 @@ struct Plan {
         const bool flat = p.interpolation == Interpolation::kNearest;
         const bool reads_input = !p.grad_out || (p.grad_grid && !flat) || (p.to_grad_grid && p.out);
         const bool reads = reads_input || (p.to_grad_input && p.out);
-        // A copy pays where reads by planes would miss the cache: many channels, or a volume.
-        const bool misses = p.C >= (p.D == 3 ? 4 : 32) && p.C * V * element > 1 << 20;
+        // A copy pays where reads by planes would miss the cache: in a volume of several channels;
+        // in an image of many, for cubics and where neighbouring points are far from each other.
+        const bool cubic = p.interpolation == Interpolation::kCubic, wide = p.C * V > kLarge;
+        const bool misses = p.D == 3 ? p.C >= 4 && p.C * V * element > 1 << 20
+                            : cubic  ? p.C >= 32 && p.C * V * element > 1 << 20
+                                     : p.C >= 16 && wide && p.scattered && !flat;
         copy = reads && dense && (misses || !exact) &&
                !(exact && input.rows && (!upstream.data || upstream.rows));
-        sum = p.grad_input && (!exact || (dense && p.C >= 4 && !target.rows));
+        const bool adds_rows =
+            p.D == 3 || cubic ? p.C >= 4 : p.C >= 8 && (p.scattered || !wide) && !flat;
+        sum = p.grad_input && (!exact || (dense && adds_rows && !target.rows));
         if (!copy && (!exact || (upstream.data && input.rows != upstream.rows)))
             input.rows = upstream.rows = false;
         char* memory = static_cast<char*>(p.scratch);
@@ -754,7 +783,10 @@ void run(const GridSampleParams& p, int64_t begin, int64_t end) {
 
 }  // namespace
 
-int64_t grid_sample_scratch_cpu(const GridSampleParams* p) { return Plan(*p).scratch(); }
+int64_t grid_sample_scratch_cpu(GridSampleParams* p) {
+    p->scattered = p->C * pixels(*p) > kLarge && is_scattered(*p);
+    return Plan(*p).scratch();
+}
 
 int64_t grid_sample_items_cpu(const GridSampleParams* p) { return Plan(*p).items(*p); }
 
