@@ -58,7 +58,7 @@ def apply_lut3d_fw(image: Tensor, lut: Tensor, interpolation: str = "trilinear")
     """The forward kernels alone: as `apply_lut3d`, without gradients."""
     _check(interpolation, image=image, lut=lut)
     with torch.no_grad():
-        return _forward(image, lut, interpolation)
+        return _apply(image, lut, interpolation)
 
 
 def apply_lut3d_bw(
@@ -82,7 +82,7 @@ def apply_lut3d_bw(
     check_mask("apply_lut3d", output_mask, "image", "lut")
     exact = torch.are_deterministic_algorithms_enabled()
     with torch.no_grad():
-        both = _backward(grad_out, image, lut, interpolation, exact, *map(bool, output_mask))
+        both = _gradients(grad_out, image, lut, interpolation, exact, *map(bool, output_mask))
     return both if all(output_mask) else both[0 if output_mask[0] else 1]
 
 

@@ -58,7 +58,7 @@ def convolve2d_fw(
     """The forward kernels alone: as `convolve2d`, without gradients."""
     _check(kernel, mode, boundary, image=image)
     with torch.no_grad():
-        return _forward(image, kernel, mode, boundary)
+        return _convolve2d(image, kernel, mode, boundary)
 
 
 def convolve2d_bw(
@@ -83,7 +83,7 @@ def convolve2d_bw(
     _check(kernel, mode, boundary, grad_out=grad_out, image=image)
     check_mask("convolve2d", output_mask, "image", "kernel")
     with torch.no_grad():
-        both = _backward(grad_out, image, kernel, mode, boundary, *map(bool, output_mask))
+        both = _gradients(grad_out, image, kernel, mode, boundary, *map(bool, output_mask))
     return both if all(output_mask) else both[0 if output_mask[0] else 1]
 
 

@@ -77,7 +77,7 @@ def grid_sample_fw(
     """The forward kernels alone: as `grid_sample`, without gradients and autocast."""
     check_tensors("grid_sample", input=input, grid=grid)
     with torch.no_grad():
-        return _forward(input, grid, *_codes(mode, padding_mode, align_corners))
+        return _grid_sample(input, grid, *_codes(mode, padding_mode, align_corners))
 
 
 def grid_sample_bw(
@@ -103,7 +103,8 @@ def grid_sample_bw(
     options = _codes(mode, padding_mode, align_corners)
     check_mask("grid_sample", output_mask, "input", "grid")
     with torch.no_grad():
-        both = _backward(grad_out, input, grid, *options, *map(bool, output_mask), _deterministic())
+        need = map(bool, output_mask)
+        both = _gradients(grad_out, input, grid, *options, *need, _deterministic())
     return both if all(output_mask) else both[0 if output_mask[0] else 1]
 
 

@@ -76,7 +76,7 @@ def hash_grid_encoding_fw(
     """The forward kernel alone: as `hash_grid_encoding`, without gradients."""
     options = _options(points, table, base_resolution, per_level_scale)
     with torch.no_grad():
-        return _forward(points, table, None, *options)
+        return _encode(points, table, None, *options)
 
 
 def hash_grid_encoding_bw(
@@ -108,7 +108,7 @@ def hash_grid_encoding_bw(
         deterministic = torch.are_deterministic_algorithms_enabled()
     need = map(bool, output_mask)
     with torch.no_grad():
-        both = _backward(grad_out, points, table, None, *options, *need, bool(deterministic))
+        both = _gradients(grad_out, points, table, None, *options, *need, bool(deterministic))
     return both if all(output_mask) else both[0 if output_mask[0] else 1]
 
 

@@ -27,7 +27,6 @@ class Multilinear:
         batched(backward, flatten=True)
         self._forward = differentiable(forward, self._setup, self._backward)
         self._gradients = differentiable(backward, self._setup_backward, self._double_backward)
-        self._raw, self._raw_backward = forward, backward
 
     def __call__(self, feats: Tensor, points: Tensor) -> Tensor:
         """The differentiable operator."""
@@ -38,14 +37,14 @@ class Multilinear:
         """The forward kernel alone."""
         check_tensors(self.name, feats=feats, points=points)
         with torch.no_grad():
-            return self._raw(feats, points)
+            return self._forward(feats, points)
 
     def bw(self, grad_out: Tensor, feats: Tensor, points: Tensor, output_mask: tuple[bool, bool]):
         """The backward kernel alone."""
         check_tensors(self.name, grad_out=grad_out, feats=feats, points=points)
         check_mask(self.name, output_mask, "feats", "points")
         with torch.no_grad():
-            both = self._raw_backward(grad_out, feats, points, *map(bool, output_mask))
+            both = self._gradients(grad_out, feats, points, *map(bool, output_mask))
         return both if all(output_mask) else both[0 if output_mask[0] else 1]
 
     def _fake(self, feats, points):

@@ -41,14 +41,14 @@ def square_fw(x: Tensor) -> Tensor:
     """The forward kernel alone: as `square`, without gradients."""
     check_tensors("square", x=x)
     with torch.no_grad():
-        return _forward(x)
+        return _square(x)
 
 
 def square_bw(grad_out: Tensor, x: Tensor) -> Tensor:
     """The backward kernel alone: 2 * grad_out * x; both of one shape, dtype and device."""
     check_tensors("square", grad_out=grad_out, x=x)
     with torch.no_grad():
-        return _backward(grad_out, x)
+        return _square_backward(grad_out, x)
 
 
 def square_reference(x: Tensor) -> Tensor:
