@@ -1,7 +1,9 @@
 // What grid_sample's kernels for the CPU share: reading points, their taps along an axis, vectors.
 #pragma once
 #pragma GCC optimize("no-trapping-math")  // comparisons may be vectorised
-#ifdef __AVX512F__                        // gathers of 16 are slower than two of 8
+// What is cleared is added to: memset takes large pieces past the cache.
+#pragma GCC optimize("no-tree-loop-distribute-patterns")
+#ifdef __AVX512F__  // gathers of 16 are slower than two of 8
 #pragma GCC target("prefer-vector-width=256")
 #endif
 #include <algorithm>

@@ -1,5 +1,6 @@
-// Images in two dimensions sampled a channel at a time, where 4-D grid_sample spends its time: f32
-// and f64, without copies, one derivative.
+// Images in two dimensions, where 4-D grid_sample spends its time: f32 and f64, without copies, one
+// derivative. A channel at a time in vectors of points; or, where channels are neighbours in
+// memory, a point at a time in vectors of channels.
 //
 // An axis' two taps are a pair of neighbouring pixels that always lies within the image: at its
 // borders the pair is moved inwards and the weights change places, and what is outside gets none.
@@ -238,6 +239,7 @@ class Planes {
                 }
             }
     }
+
     // Channels side by side: K of a point's at a time, in a vector. Of three, a photograph as it
     // comes, the last lane says nothing.
     template <int K>
@@ -277,29 +279,62 @@ class Planes {
             return total<4>(half[0] + half[1]);
         }
         if constexpr (K == 4) return (of[0] + of[2]) + (of[1] + of[3]);
-        return K == 3 ? of[0] + of[1] + of[2] : of[0];
+        if constexpr (K == 3) return of[0] + of[1] + of[2];
+        if constexpr (K == 1) return of[0];
     }
+    /// Planes may lie a multiple of 4096 bytes apart, where the first cache holds few lines: many
+    /// are written one after the other.
     template <int K>
     NOINLINE void sample_channels(int64_t c) {
         const A* in = plane(c);
-        A* to = out(c);
-        Channels<K> pixels[2][2];
+        A* const to = out(c);
+        const int64_t P = p.P;
+        alignas(64) A columns[K][kBlock];
         for (int i = 0; i < n; ++i) {
+            Channels<K> pixels[2][2];
             pixels_at<K>(in, i, pixels);
             const Channels<K> sum = mixed(i, pixels, y.weight, x.weight);
-            for (int k = 0; k < K; ++k) to[k * p.P + i] = sum[k];
+            for (int k = 0; k < K; ++k) (K > 4 ? columns[k] : to + k * P)[i] = sum[k];
         }
+        if (K > 4)
+            for (int k = 0; k < K; ++k) memcpy(to + k * P, columns[k], n * sizeof(A));
     }
+    /// grad_out at the points, of K channels from c on.
+    template <int K>
+    class Upstream {
+        const A* rows = nullptr;
+        int64_t step = 0;
+        A copies[K][kBlock];
+
+      public:
+        Upstream(const Planes& of, int64_t c) {
+            const GridSampleParams& p = of.p;
+            if (K != 3 && p.grad_out_stride[1] == 1 && p.grad_out_points.count[1] >= p.P) {
+                step = p.grad_out_points.stride[2];
+                rows = static_cast<const A*>(p.grad_out) + of.part.image * p.grad_out_stride[0] +
+                       of.begin * step + c;
+            } else {
+                for (int k = 0; k < K; ++k) {
+                    const A* plane = of.grad(c + k, copies[k]);
+                    if (plane != copies[k]) memcpy(copies[k], plane, sizeof(copies[k]));
+                }
+            }
+        }
+        Channels<K> at(int i) const {
+            if (rows) return load_lanes<Channels<K>>(rows + i * step);
+            Channels<K> all = {};
+            for (int k = 0; k < K; ++k) all[k] = copies[k][i];
+            return all;
+        }
+    };
     template <int K>
     NOINLINE void differentiate_channels(int64_t c) {
-        const A *in = plane(c), *g[K];
-        A wide[K][kBlock];
-        for (int k = 0; k < K; ++k) g[k] = grad(c + k, wide[k]);
+        const A* in = plane(c);
+        const Upstream<K> upstream(*this, c);
         Channels<K> pixels[2][2];
         for (int i = 0; i < n; ++i) {
             pixels_at<K>(in, i, pixels);
-            Channels<K> factor = {};
-            for (int k = 0; k < K; ++k) factor[k] = g[k][i];
+            const Channels<K> factor = upstream.at(i);
             const Channels<K> dx = factor * mixed(i, pixels, y.weight, x.slope);
             const Channels<K> dy = factor * mixed(i, pixels, y.slope, x.weight);
             along[0][i] += total<K>(dx), along[1][i] += total<K>(dy);
@@ -307,14 +342,49 @@ class Planes {
     }
     /// Whether a point's channels can be taken as vectors.
     bool in_vectors() const { return p.input_stride[1] == 1 && (p.C == 3 ? sx == 3 : p.C >= 4); }
-    /// Calls `body` with the number of channels and the first of them.
+    /// Adds to pixels, or to the nearest one, of points of which one is taken.
+    template <int K>
+    NOINLINE void scatter_channels(int64_t c, int count, bool all) {
+        const int64_t right = p.grad_input_stride[4], below = p.grad_input_stride[3];
+        const Upstream<K> upstream(*this, c);
+        A* to = target(c);
+        const auto add = [](A* at, Channels<K> x) {
+            x += load_lanes<Channels<K>>(at);
+            memcpy(at, &x, sizeof(x));
+        };
+        for (int j = 0; j < count; ++j) {
+            const int i = all ? j : near[j];
+            A* at = to + offset[i];
+            const Channels<K> g = upstream.at(i);
+            if (p.interpolation == Interpolation::kNearest) {
+                add(at, g);
+                continue;
+            }
+            const Channels<K> upper = g * y.weight[0][i], lower = g * y.weight[1][i];
+            if (taken[i] & 1) add(at, upper * x.weight[0][i]);
+            if (taken[i] & 2) add(at + right, upper * x.weight[1][i]);
+            if (taken[i] & 4) add(at + below, lower * x.weight[0][i]);
+            if (taken[i] & 8) add(at + below + right, lower * x.weight[1][i]);
+        }
+    }
+    /// Calls `body` with a number of channels and the first of them, until [c, end) are done.
     template <typename Body>
-    void each_vector(const Body& body) {
-        if (p.C == 3) return body(std::integral_constant<int, 3>(), 0);
-        int64_t c = 0;
-        for (; c + L <= p.C; c += L) body(std::integral_constant<int, L>(), c);
-        for (; c + 4 <= p.C; c += 4) body(std::integral_constant<int, 4>(), c);
-        for (; c < p.C; ++c) body(std::integral_constant<int, 1>(), c);
+    void each_vector(int64_t c, int64_t end, const Body& body) {
+        for (; c + L <= end; c += L) body(std::integral_constant<int, L>(), c);
+        for (; c + 4 <= end; c += 4) body(std::integral_constant<int, 4>(), c);
+        for (; c < end; ++c) body(std::integral_constant<int, 1>(), c);
+    }
+    A* target(int64_t c) const {
+        return static_cast<A*>(p.grad_input) + part.image * p.grad_input_stride[0] +
+               c * p.grad_input_stride[1];
+    }
+    /// Adds to all channels in vectors; false where these are no neighbours.
+    bool scatter_vectors(int count, bool all) {
+        if (p.C < 4 || p.grad_input_stride[1] != 1) return false;
+        each_vector(part.channels[0], part.channels[1], [&](auto channels, int64_t c) {
+            scatter_channels<decltype(channels)::value>(c, count, all);
+        });
+        return true;
     }
     void write_grid() {
         A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
@@ -371,11 +441,11 @@ class Planes {
             apart |= taken[i] != kAll;
         }
         const int count = apart ? sort_out() : n;
-        if (count == 0) return;
+        if (count == 0 || scatter_vectors(count, !apart)) return;
         alignas(64) A share[4][kBlock];
         for (int64_t c = part.channels[0]; c < part.channels[1]; ++c) {
             const A* g = grad(c, buffer[0]);
-            A* to = static_cast<A*>(p.grad_input) + part.image * stride[0] + c * stride[1];
+            A* to = target(c);
             for (int k = 0; k < 4; ++k)
                 for (int i = 0; i < n; ++i)
                     share[k][i] = g[i] * y.weight[k / 2][i] * x.weight[k % 2][i];
@@ -428,10 +498,11 @@ class Planes {
             set_offsets(sy, sx);
             if (in_vectors()) {
                 if (p.grad_out) std::fill_n(along[0], 2 * kBlock, A(0));
-                each_vector([&](auto channels, int64_t c) {
+                const auto run = [&](auto channels, int64_t c) {
                     constexpr int K = decltype(channels)::value;
                     p.grad_out ? differentiate_channels<K>(c) : sample_channels<K>(c);
-                });
+                };
+                p.C == 3 ? run(std::integral_constant<int, 3>(), 0) : each_vector(0, p.C, run);
                 if (p.grad_out) write_grid();
             } else {
                 with_shape([&](auto neighbours, auto all) {
@@ -469,17 +540,18 @@ class Planes {
         if (!part.scatter) return;
         const int64_t* stride = p.grad_input_stride;
         const int low = int(part.rows[0]), high = int(part.rows[1]);
-        int some = 0, all = 1, count = 0;
+        int some = 0, all = 1;
         for (int i = 0; i < n; ++i) {
             taken[i] = (y.first[i] >= low) & (y.first[i] < high) & (x.mask[0][i] != 0);
             some |= taken[i], all &= taken[i];
         }
         if (!some) return;
-        if (!all) count = sort_out();
+        const int count = all ? n : sort_out();
         set_offsets(stride[3], stride[4]);
+        if (scatter_vectors(count, all)) return;
         for (int64_t c = part.channels[0]; c < part.channels[1]; ++c) {
             const A* g = grad(c, buffer[0]);
-            A* to = static_cast<A*>(p.grad_input) + part.image * stride[0] + c * stride[1];
+            A* to = target(c);
             if (all)
                 for (int i = 0; i < n; ++i) to[offset[i]] += g[i];
             else

@@ -226,11 +226,9 @@ struct Plan {
         if (sum) set_rows(p, target, memory);
         pieces = std::clamp<int64_t>(work / fair, 1, p.threads);
         const bool narrow = p.size[1] < 2 || p.size[2] < 2;
-        // Few channels in rows are as quick by planes, whose taps stay in the cache.
-        const bool rows = p.interpolation == Interpolation::kCubic || p.C > 32;
         planes = p.D == 2 && exact && p.grid_dtype == p.dtype && !p.to_grad_input &&
                  !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
-                 !(rows && target.data && target.rows) && !(rows && reads_input && input.rows) &&
+                 !(cubic && target.data && target.rows) && !(cubic && reads_input && input.rows) &&
                  is_small(p, input) && (!p.grad_input || is_small(p, target));
         const bool points = p.out || p.grad_grid;
         fused = true, shares = 1, splits = 1, by_channel = true;
