@@ -587,8 +587,8 @@ class Planes {
     /// Bicubic values or derivatives of C channels from c on, side by side in memory.
     template <int C>
     NOINLINE void mix(int64_t c) {
-        const A *in = plane(c), *g[C];
-        A* to[C];
+        const A *in = plane(c), *g[C] = {};
+        A* to[C] = {};
         for (int k = 0; k < C; ++k) {
             if (p.grad_out)
                 g[k] = grad(c + k, buffer[k]);
