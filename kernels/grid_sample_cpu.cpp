@@ -205,10 +205,10 @@ struct Plan {
         const bool flat = p.interpolation == Interpolation::kNearest;
         const bool reads_input = !p.grad_out || (p.grad_grid && !flat) || (p.to_grad_grid && p.out);
         const bool reads = reads_input || (p.to_grad_input && p.out);
-        // A copy pays where reads by planes would miss the cache: in a volume of several channels;
-        // in an image of many, for cubics and where neighbouring points are far from each other.
+        // A copy pays where reads by planes would miss the cache: where neighbouring points are far
+        // from each other in a volume of several channels, or in a large image of many.
         const bool cubic = p.interpolation == Interpolation::kCubic, wide = p.C * V > kLarge;
-        const bool misses = p.D == 3 ? p.C >= 4 && p.C * V * element > 1 << 20
+        const bool misses = p.D == 3 ? p.C >= 4 && p.scattered
                             : cubic  ? p.C >= 32 && p.C * V * element > 1 << 20
                                      : p.C >= 16 && wide && p.scattered && !flat;
         copy = reads && dense && (misses || !exact) &&
@@ -782,7 +782,7 @@ void run(const GridSampleParams& p, int64_t begin, int64_t end) {
 }  // namespace
 
 int64_t grid_sample_scratch_cpu(GridSampleParams* p) {
-    p->scattered = p->C * pixels(*p) > kLarge && is_scattered(*p);
+    p->scattered = p->C * pixels(*p) > 1 << 18 && is_scattered(*p);
     return Plan(*p).scratch();
 }
 

@@ -358,6 +358,16 @@ def test_large_enough_for_several_threads(device):
                 assert all(map(torch.equal, results[0], results[-1]))
 
 
+def test_scattered_or_not(device):
+    """Large images of many channels are read otherwise where neighbouring points are far apart."""
+    for size, points in (((1, 5, 40, 40, 40), (20, 40, 40)), ((1, 17, 400, 400), (300, 300))):
+        input, grid = sample(size, points, device, torch.float32)
+        near = torch.eye(len(points), len(points) + 1)[None]
+        near = F.affine_grid(near, (1, 1, *points), align_corners=False)
+        check(input, grid, "bilinear", "zeros")
+        check(input, near.to(device), "bilinear", "zeros")
+
+
 def test_same_bits_in_every_run(device):
     input, grid = sample((1, 9, 12, 13, 14), (10, 40, 50), device, torch.float32)
     torch.use_deterministic_algorithms(True)
