@@ -102,7 +102,7 @@ def turns(run: Callable, device: str) -> list[tuple[float, float]]:
     """
 
     def once():
-        return loader.time(run, device=device, repeats=1, warmup=1), sampling(run, device)
+        return loader.time(run, device=device, repeats=3, warmup=3), sampling(run, device)
 
     without, within = [], []
     for _ in range(7):
