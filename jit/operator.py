@@ -127,7 +127,7 @@ def _cure(value) -> str:
 
 def check_mask(op: str, mask, first: str, second: str) -> None:
     """ValueError where `output_mask` does not say which of two gradients to compute."""
-    if len(mask) != 2 or not any(mask):
+    if not isinstance(mask, (tuple, list)) or len(mask) != 2 or not any(mask):
         raise ValueError(
             f"{op}: output_mask must be two flags, for {first} and {second}, "
             f"at least one of them set, got {mask}"

@@ -63,7 +63,8 @@ class Planes {
         std::fill_n(to, kBlock, A(0));
         read_points(from, p.grid_points, begin, n, to);
     }
-    /// Coordinates and positions along an axis; whether all are of moderate size.
+    /// Coordinates and positions along an axis; whether all are of moderate size, on an axis whose
+    /// pixels A can number.
     bool find_places(int axis, A* x, A* at) const {
         coordinates(axis, x);
         const A size = A(p.size[axis]), most = std::min(A(1 << 30) / size, A(1 << 20));
@@ -72,7 +73,7 @@ class Planes {
             strange |= !(fabs(x[i]) < most);
             at[i] = unnormalized(x[i], size, p.align_corners);
         }
-        return !strange;
+        return !strange && (sizeof(A) == 8 || p.size[axis] <= 1 << 24);
     }
 
     /// The pairs of an axis.
@@ -516,9 +517,9 @@ class Planes {
     /// Whether any point of the block has a pixel in the part's rows.
     bool reaches() const {
         const int low = int(part.rows[0]), high = int(part.rows[1]);
-        int near = 0;
-        for (int i = 0; i < n; ++i) near |= (y.first[i] + 1 >= low) & (y.first[i] < high);
-        return near;
+        int some = 0;
+        for (int i = 0; i < n; ++i) some |= (y.first[i] + 1 >= low) & (y.first[i] < high);
+        return some;
     }
 
     void nearest() {

@@ -471,6 +471,19 @@ def test_more_than_2_31_elements():
     assert grid_sample(tall, grid).abs().sum() == 0
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_more_pixels_along_an_axis_than_float32_numbers(mode):
+    """Their places are rounded, at most to outside; what lies behind the image stays unread."""
+    for size in (2**24 + 2, 2**24 + 4, 2**24 + 6):
+        memory = torch.full((2 * size + 64,), 7.0)
+        image = memory[: 2 * size].fill_(1.0).view(1, 1, 2, size)
+        grid = torch.tensor([[1.0, 1.0], [1.0, 0.5], [-1.0, 1.0], [0.0, 0.0]]).view(1, 1, 4, 2)
+        for options in itertools.product((mode,), PADDINGS, (False, True)):
+            out, to_image, _ = all_of(grid_sample, image, grid, *options)
+            assert ((out >= 0) & (out <= 1)).all()
+            assert to_image.isfinite().all()
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("last", [False, True])
 def test_more_than_2_31_elements_in_memory(last):
@@ -569,8 +582,9 @@ def test_bad_input_of_the_backward():
         with pytest.raises(RuntimeError) as caught:
             grid_sample_bw(grad_out, input, grid)
         assert str(caught.value) == f"grid_sample: {message}"
-    with pytest.raises(ValueError, match="output_mask must be two flags"):
-        grid_sample_bw(out, input, grid, output_mask=(False, False))
+    for mask in ((False, False), (True,), True, None):
+        with pytest.raises(ValueError, match="output_mask must be two flags"):
+            grid_sample_bw(out, input, grid, output_mask=mask)
     with pytest.raises(TypeError, match="grad_out must be a torch"):
         grid_sample_bw(None, input, grid)
     raw = torch.ops.octet
