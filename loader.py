@@ -31,7 +31,7 @@ if __name__ == "__main__":
     # Only the package: `python -m loader doctor` has to work where `import torch` does not.
     sys.modules["loader"] = type(sys)("loader")
     sys.modules["loader"].__path__ = __path__
-    from loader.jit.cli import main
+    from loader.jit.tools.cli import main
 
     sys.exit(main())
 
@@ -39,11 +39,11 @@ import torch
 
 _begun = _now()  # torch's own import is not counted
 
-from loader.jit import settings as _settings
 from loader.jit.errors import BuildError
 from loader.jit.errors import no_attribute as _no_attribute
-from loader.jit.session import Session as _Session
-from loader.jit.session import owner as _owner
+from loader.jit.machine import settings as _settings
+from loader.jit.operators.session import Session as _Session
+from loader.jit.operators.session import owner as _owner
 
 __version__ = "0.1.0"
 
@@ -53,15 +53,15 @@ _FORMS = ("", "_fw", "_bw", "_reference")
 
 # Public names that few processes use, and the module below `loader.jit` that has each.
 _ELSEWHERE = {
-    "accelerate_torch": "accelerate",
-    "Library": "library",
-    "load": "inline",
-    "load_inline": "inline",
-    "reload": "reload",
-    "revert": "reload",
-    "source_module": "source_module",
-    "time": "timing",
-    "watch": "watch",
+    "accelerate_torch": "operators.accelerate",
+    "Library": "operators.library",
+    "load": "extension.load",
+    "load_inline": "extension.load",
+    "reload": "live.reload",
+    "revert": "live.reload",
+    "source_module": "source.module",
+    "time": "machine.timing",
+    "watch": "live.watch",
 }
 
 __all__ = ["BuildError", "build", "doctor", "explain", "receipt"]
@@ -98,7 +98,7 @@ def explain(*names: str):
 
     Raises: ValueError for a name that is no operator.
     """
-    from loader.jit.explain import explanation
+    from loader.jit.cache.explain import explanation
 
     return explanation(_session, _session.named(names))
 
@@ -109,21 +109,21 @@ def doctor():
     Returns: an object that prints as a table of findings with their cures, here and in a notebook;
     `ok` says whether a build would work, `findings` holds them one by one, `json()` is for reports.
     """
-    from loader.jit.doctor import doctor as examine
+    from loader.jit.tools.doctor import doctor as examine
 
     return examine(_root, _session.caches)
 
 
 def load_ipython_extension(shell) -> None:
     """`%load_ext loader`: take in edited sources before each cell; `%%cuda` for kernels in one."""
-    from loader.jit.notebook import load
+    from loader.jit.live.notebook import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell) -> None:
     """`%unload_ext loader`."""
-    from loader.jit.notebook import unload
+    from loader.jit.live.notebook import unload
 
     unload(shell)
 

@@ -78,7 +78,7 @@ def ours(folder: str, device: str, repeats: int) -> list[dict]:
     import torch
 
     import loader
-    from loader.jit.reload import _reloader
+    from loader.jit.live.reload import _reloader
 
     inputs = {
         "square": (torch.ones(100, device=device),),

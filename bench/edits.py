@@ -87,7 +87,7 @@ def run(count: int, seed: int, limit: float) -> dict:
     import torch
 
     import loader
-    from loader.jit.reload import _reloader
+    from loader.jit.live.reload import _reloader
 
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p

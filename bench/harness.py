@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import loader
-from loader.jit.timing import Clock
+from loader.jit.machine.timing import Clock
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -87,7 +87,7 @@ def source_key(operator: str) -> str:
     """Digest of an operator's C++ and CUDA sources and the headers they reach."""
     import hashlib
 
-    from loader.jit.units import Sources
+    from loader.jit.machine.sources import Sources
 
     unit, sources = loader._session.units[operator], Sources(loader._root)
     files = {

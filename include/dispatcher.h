@@ -2,7 +2,7 @@
 // torch's, and called by their own names where ours do not serve.
 //
 // torch's functions are looked up rather than linked: in a library that takes the place of an
-// edited one, those of the C interface have stand-ins (jit/swap.cpp).
+// edited one, those of the C interface have stand-ins (jit/live/swap.cpp).
 #pragma once
 #include <vector>
 

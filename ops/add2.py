@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operator import batched, check_fake, check_tensors, differentiable, fake, library
+from loader.jit.operators.frame import (
+    batched,
+    check_fake,
+    check_tensors,
+    differentiable,
+    fake,
+    library,
+)
 
 _forward = library("add2")
 

@@ -5,7 +5,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from loader.jit.operator import (
+from loader.jit.operators.frame import (
     batched,
     check_fake,
     check_mask,

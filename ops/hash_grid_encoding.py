@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from loader.jit.operator import (
+from loader.jit.operators.frame import (
     check_fake,
     check_mask,
     check_tensors,

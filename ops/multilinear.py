@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operator import (
+from loader.jit.operators.frame import (
     batched,
     check_fake,
     check_mask,

@@ -13,7 +13,8 @@ from conftest import ROOT
 from torch.testing import assert_close
 
 import loader
-from loader.jit import accelerate, swap
+from loader.jit.live import swap
+from loader.jit.operators import accelerate
 
 aten = torch.ops.aten
 OPERATORS = [

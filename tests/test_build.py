@@ -285,7 +285,7 @@ def test_a_warm_import_adds_at_most_15_ms(tmp_path):
                     shutil.copy(file, file.parent / copy)
     code = """
 import os, pathlib, loader
-from loader.jit import key
+from loader.jit.cache import key
 session = loader._session
 for name, inputs in session.manifests([*session.units]).items():
     entry = session.store.path / f"{name}-{key.key(inputs)}"

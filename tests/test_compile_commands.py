@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, Checkout
 
 import loader
-from loader.jit import compile_commands
+from loader.jit.build import compile_commands
 
 TOOLCHAIN = loader._session.toolchain
 

@@ -391,7 +391,7 @@ def test_samples_and_benchmark_arguments_fit(name, device):
 @pytest.mark.parametrize("name", loader._session.units)
 def test_the_python_side_can_be_run_again(name):
     """What `loader.reload()` does after an edit of ops/X.py: torch takes a fake kernel once only."""
-    from loader.jit.reload import _python_files, _run_again
+    from loader.jit.live.reload import _python_files, _run_again
 
     operator, reference = getattr(loader, name), getattr(loader, f"{name}_reference")
     session = loader._session

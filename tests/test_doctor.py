@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from loader.jit import checks as c
-from loader.jit import doctor as d
+from loader.jit.tools import checks as c
+from loader.jit.tools import doctor as d
 
 FACTS = {
     "torch": "2.11.0+cu130",
@@ -47,8 +47,8 @@ import sys, types
 package = types.ModuleType("loader"); package.__path__ = [{str(ROOT)!r}]
 sys.modules["loader"] = package
 from pathlib import Path
-from loader.jit import checks as c
-from loader.jit import doctor as d
+from loader.jit.tools import checks as c
+from loader.jit.tools import doctor as d
 facts = {FACTS!r}
 def look(subject, cache, **changes):
     folder, probe, refusal = d._make_probe(Path(cache))

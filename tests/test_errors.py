@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from loader.jit.diagnose import explain_failure
+from loader.jit.errors.diagnose import explain_failure
 
 COMPILERS = {
     "g++": ("a.cpp", ["g++", "-std=c++17", "-fPIC", "-c", "-o", "/dev/null"]),

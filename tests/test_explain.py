@@ -2,7 +2,8 @@
 
 import pytest
 
-from loader.jit import explain, table
+from loader.jit.cache import explain
+from loader.jit.errors import table
 
 BEFORE = {
     "format": 2,

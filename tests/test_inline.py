@@ -12,7 +12,8 @@ import time
 import pytest
 from conftest import Checkout
 
-from loader.jit import inline_build, inline_text
+from loader.jit.extension import build as inline_build
+from loader.jit.extension import text as inline_text
 
 INCLUDE = inline_text.torch_include()
 

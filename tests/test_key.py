@@ -10,7 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loader.jit import key, toolchain, units
+from loader.jit.cache import key
+from loader.jit.machine import sources as units
+from loader.jit.machine import toolchain
 
 TOOLCHAIN = toolchain.Toolchain(
     cxx="/usr/bin/g++-12 1 2",

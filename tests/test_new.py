@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT, Checkout
 
-from loader.jit import new
+from loader.jit.operators import new
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import sys
 import torch
 from conftest import ROOT
 
-from loader.jit.settings import SETTINGS
+from loader.jit.machine.settings import SETTINGS
 
 sys.path.insert(0, str(ROOT / "bench"))
 README = (ROOT / "README.md").read_text()

@@ -85,7 +85,7 @@ def process(tmp_path_factory):
     living = Living(checkout)
     living("import torch, loader; from loader import square as f; x = torch.arange(4.)")
     living("print(f(x), loader.add2(x, x), loader.reload())")
-    living("from loader.jit.reload import _reloader; _reloader.stand_by()")
+    living("from loader.jit.live.reload import _reloader; _reloader.stand_by()")
     yield living
     living.end()
 
@@ -286,7 +286,7 @@ def test_nothing_changed_is_seen_below_a_millisecond_for_20_operators(tmp_path):
                 )
     done = checkout.run(
         "import loader, time\n"
-        "from loader.jit.reload import _reloader\n"
+        "from loader.jit.live.reload import _reloader\n"
         "assert len(loader._session.units) == 20\n"
         "_reloader._look()\n"
         "def once():\n"

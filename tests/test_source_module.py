@@ -20,12 +20,14 @@ import torch
 from conftest import ROOT
 
 import loader
-from loader.jit import constants, kernel_text, nvrtc, signature, source_place
 from loader.jit.errors import BuildError
-from loader.jit.kernel_function import CudaFunction
+from loader.jit.errors import literal as source_place
+from loader.jit.source import constants, nvrtc, signature
+from loader.jit.source import text as kernel_text
+from loader.jit.source.launch import CudaFunction
 
-sm = importlib.import_module("loader.jit.source_module")
-source_build = importlib.import_module("loader.jit.source_build")
+sm = importlib.import_module("loader.jit.source.module")
+source_build = importlib.import_module("loader.jit.source.build")
 
 SOURCE = """
 #include "common.h"
@@ -522,7 +524,7 @@ def test_an_architecture_newer_than_the_compiler_gets_ptx():
 
 
 def test_the_driver_is_needed_for_a_launch_only(for_gpu, monkeypatch):
-    from loader.jit import driver
+    from loader.jit.source import driver
 
     def missing(name):
         raise OSError("libcuda.so.1: cannot open shared object file")

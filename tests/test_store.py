@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Checkout
 
-from loader.jit import cache, key, settings
+from loader.jit.cache import key
+from loader.jit.cache import prune as cache
+from loader.jit.cache.store import Store
 from loader.jit.errors import BuildError
-from loader.jit.store import Store
+from loader.jit.machine import settings
 
 USE = "import torch, loader; assert loader.square(torch.ones(3) * 3).tolist() == [9.0] * 3"
 
@@ -190,7 +192,7 @@ def test_code_for_this_cpu_does_not_serve_another(checkout, tmp_path):
     """/proc/cpuinfo tells them apart."""
     assert checkout.run(USE).returncode == 0
     other = """
-from loader.jit import toolchain
+from loader.jit.machine import toolchain
 toolchain.cpu_features = lambda: "another"
 """
     code = f"import sys, types\npackage = types.ModuleType('loader'); package.__path__ = ['.']\nsys.modules['loader'] = package{other}del sys.modules['loader']\n{USE}"

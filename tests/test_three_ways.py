@@ -396,8 +396,8 @@ def test_trap_the_wrong_python(examples, tmp_path):
 
 
 def test_flags_are_written_out_as_the_loader_has_them():
-    """CMakeLists.txt repeats jit/toolchain.py's flags; equal bits depend on it."""
-    from loader.jit import toolchain
+    """CMakeLists.txt repeats jit/machine/toolchain.py's flags; equal bits depend on it."""
+    from loader.jit.machine import toolchain
 
     text = (ROOT / "examples/three_ways/CMakeLists.txt").read_text()
     assert f"$<$<COMPILE_LANGUAGE:CXX>:{';'.join(toolchain.CFLAGS)}>" in text

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import loader
-from loader.jit import cli, exercise, profile
+from loader.jit.tools import cli, exercise, profile
 
 SAMPLES = """
 
@@ -190,7 +190,7 @@ def test_the_process_that_a_tool_starts(checkout):
     side.write_text(side.read_text() + SAMPLES)
     code = """
 import contextlib, subprocess, torch, loader
-from loader.jit import exercise
+from loader.jit.tools import exercise
 side, calls = loader._session.module("square"), []
 
 @contextlib.contextmanager

@@ -30,12 +30,12 @@ def toolchain():
     Bits are equal only where flags are: -O and -march decide what is vectorised and fused.
     """
     if "loader" in sys.modules:
-        return importlib.import_module("loader.jit.toolchain").current(BUILD)
+        return importlib.import_module("loader.jit.machine.toolchain").current(BUILD)
     stub = types.ModuleType("loader")  # the package without its body, which builds
     stub.__path__ = [str(ROOT)]
     sys.modules["loader"] = stub
     try:
-        return importlib.import_module("loader.jit.toolchain").current(BUILD)
+        return importlib.import_module("loader.jit.machine.toolchain").current(BUILD)
     finally:
         for name in [n for n in sys.modules if n.split(".")[0] == "loader"]:
             del sys.modules[name]

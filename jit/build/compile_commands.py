@@ -1,0 +1,85 @@
+"""`compile_commands.json` beside `ops/` and `kernels/`: how an editor's clangd parses each source.
+
+With it clangd, and VS Code through it or through its C++ extension, finds torch's headers and ours
+without being told. It is written where a build looks what there is to do, never by a warm import,
+and only when it changes.
+"""
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+
+import torch
+
+from ..machine.sources import HOME, Sources, include_folders, listed
+from ..machine.toolchain import Toolchain
+
+NAME = "compile_commands.json"
+_ARCHITECTURE = "8.0"  # where the machine names none: one that each clang since 11 knows
+
+
+def write(root: Path, toolchain: Toolchain) -> None:
+    """Bring the file of this folder up to date; a folder that cannot be written has none."""
+    file = root / NAME
+    text = json.dumps(commands(root, toolchain), indent=1) + "\n"
+    with contextlib.suppress(OSError):
+        if file.exists() and file.read_text() == text:
+            return
+        draft = root / f".{NAME}-{os.getpid()}"
+        try:
+            draft.write_text(text)
+            os.replace(draft, file)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def commands(root: Path, toolchain: Toolchain) -> list[dict]:
+    """An entry for each source in `ops/` and `kernels/`, and for each header of ours they reach.
+
+    Left to itself clangd would parse a header of C++ as CUDA where a `.cu` has the nearest name.
+    """
+    sources = [f"{room}/{file}" for room in ("ops", "kernels") for file in listed(root / room)]
+    reached = Sources(root, toolchain.header_folders)
+    entries: dict[str, list[str]] = {}
+    for suffix in (".cpp", ".cu"):
+        for source in (name for name in sources if name.endswith(suffix)):
+            for file in reached.closure(source):
+                ours = not os.path.isabs(file) or file.startswith(f"{HOME}{os.sep}")
+                ours = ours and (suffix == ".cu" or not file.endswith(".cuh"))
+                if ours and file not in entries:
+                    entries[file] = _arguments(file, suffix, root, toolchain)
+    return [
+        {"directory": str(root), "file": str(root / file), "arguments": arguments}
+        for file, arguments in sorted(entries.items())
+    ]
+
+
+def _arguments(file: str, language: str, root: Path, toolchain: Toolchain) -> list[str]:
+    """The command line for one file in the language of `.cpp` or `.cu`, in words that clang knows.
+
+    nvcc's, `-gencode`, `-Xcompiler` and the like, are errors to clangd.
+    """
+    include = Path(torch.__file__).parent / "include"
+    headers = [f"-I{root / folder}" for folder in include_folders(root)]
+    for folder in (include, include / "torch/csrc/api/include"):
+        headers += ["-isystem", str(folder)]
+    shared = [*headers, *(["-DOCTET_CUDA"] if toolchain.nvcc else [])]
+    last = ["-c", str(root / file)]
+    if language == ".cpp":
+        kind = [] if file.endswith(".cpp") else ["-x", "c++-header"]
+        return ["c++", "-std=c++17", *kind, *shared, *toolchain.cflags, *last]
+    # CUDA is often newer than clang, which then would say so in each file.
+    words = ["clang++", "-std=c++17", "-x", "cuda", "-Wno-unknown-cuda-version"]
+    words += [f"--cuda-path={toolchain.cuda_home}"] if toolchain.cuda_home else []
+    words += [f"--cuda-gpu-arch=sm_{_newest(toolchain.architectures)}"]
+    macros = [word for word in toolchain.cuda_flags if word.startswith(("-D", "-U", "-I"))]
+    return [*words, *shared, *macros, *last]
+
+
+def _newest(architectures: str) -> str:
+    """The newest of architectures such as "8.0;9.0a+PTX", as `90a`."""
+    found = re.findall(r"(\d+)\.(\d+)([af]?)", architectures or _ARCHITECTURE)
+    major, minor, variant = max(found, key=lambda a: (int(a[0]), int(a[1])))
+    return f"{major}{minor}{variant}"

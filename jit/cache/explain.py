@@ -1,0 +1,109 @@
+"""Why a unit was built: the difference between two manifests, in words."""
+
+import sys
+import time
+
+from ..errors.table import Table, duration
+from ..machine.sources import Unit
+from .store import Store
+
+# Why a unit is built although the store may have it: that has its library, without the objects.
+FOR_EDIT = "its objects are needed, for edits in a running session"
+
+_TOLD = {
+    "cxx": "C++ compiler",
+    "nvcc": "nvcc",
+    "architectures": "GPU architectures",
+    "machine": "instruction set",
+    "cpu": "CPU",
+    "torch": "torch",
+    "cflags": "C++ flags",
+    "cuda_flags": "CUDA flags",
+    "ldflags": "linker flags",
+    "environment": "environment",
+}
+
+
+def differences(before: dict, after: dict) -> list[str]:
+    """What changed from one manifest to another, a line each; empty where they are equal."""
+    lines = []
+    old, new = before["files"], after["files"]
+    for path in sorted({*old, *new}):
+        if old.get(path) != new.get(path):
+            change = "added" if path not in old else "removed" if path not in new else "changed"
+            lines.append(f"{path} {change}")
+    a, b = before["toolchain"], after["toolchain"]
+    lines += [
+        f"{_TOLD.get(fact, fact)} {_change(fact, a.get(fact), b.get(fact))}"
+        for fact in sorted({*a, *b})
+        if (a.get(fact) or None) != (b.get(fact) or None)
+    ]
+    if before["format"] != after["format"]:
+        lines.append(f"format of loader's cache {before['format']} -> {after['format']}")
+    return lines
+
+
+def _change(fact: str, before, after) -> str:
+    if isinstance(before or after, list):
+        old, new = before or [], after or []
+        changes = [f"without {x}" for x in old if x not in new]
+        changes += [f"with {x}" for x in new if x not in old]
+        return ", ".join(changes) or "in another order"
+    if fact == "cpu":
+        return "-> any" if not after else "any -> this one" if not before else "another one"
+    if fact in ("cxx", "nvcc") and before and after:
+        old, new = before.split()[0], after.split()[0]
+        return f"{old} was replaced" if old == new else f"{old} -> {new}"
+    if fact == "torch":
+        old, new = (text.partition(" ") for text in (before, after))
+        return f"{old[0]} -> {new[0]}" if old[0] != new[0] else f"{new[0]}, another build of it"
+    return f"{before or 'none'} -> {after or 'none'}"
+
+
+def why_built(store: Store, unit: Unit, inputs: dict) -> list[str]:
+    """What is new in `inputs` since the build of this unit that was used last."""
+    builds = [
+        (
+            recorded.get("root") == str(unit.root),
+            (entry / "manifest.json").stat().st_mtime,
+            recorded,
+        )
+        for entry, recorded in store.entries(unit.name)
+    ]
+    if not builds:
+        return ["the first build of it in this cache"]
+    *_, last = max(builds, key=lambda build: build[:2])
+    return differences(last["inputs"], inputs) or ["its library was missing or damaged"]
+
+
+def explanation(session, names: list[str]) -> Table:
+    """For each unit: whether it is in the store, when it was built there, and why."""
+    table = Table("Why each operator was built", ("operator", "state", "why"))
+    edits = _edits()
+    inputs = session.manifests(names)
+    for name in names:
+        recorded = session.store.manifest(name, session.lookup(name, inputs[name]) or "")
+        if recorded:
+            seconds = sum(recorded.get("seconds", {}).values())
+            ago = duration(time.time() - recorded.get("made", 0))
+            state, why = f"built {ago} ago in {seconds:.1f} s", recorded.get("why", [])
+        else:
+            state, why = (
+                "not built yet",
+                why_built(session.store, session.units[name], inputs[name]),
+            )
+        first, *rest = why or ["not recorded"]
+        table.rows.append((name, state, first))
+        table.rows += [("", "", line) for line in rest]
+        for edit in (edit for edit in edits if edit.unit == name):
+            when = time.strftime("%H:%M:%S", time.localtime(edit.when))
+            headline, *more = str(edit).split("\n")
+            table.rows.append(("", f"{when} in this session", headline))
+            table.rows += [("", "", line) for line in more]
+    return table
+
+
+def _edits() -> list:
+    """The edits that this process has taken in or refused."""
+    reload = sys.modules.get("loader.jit.live.reload")
+    return reload.history() if reload else []

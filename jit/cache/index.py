@@ -1,0 +1,77 @@
+"""A shortcut for warm imports: all operators' keys, good for as long as no source file changed.
+
+To read and digest the sources costs 0.13 ms an operator, to look at their sizes and times 0.01 ms.
+File times are coarse: a file that was written within two seconds before the index could be written
+again without a trace, so such an index is not made (the "racy git" problem).
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..machine.sources import include_folders, listed
+from ..machine.toolchain import Toolchain
+
+
+class Index:
+    """The index of the checkout `root` for a toolchain; it lies in the last cache's store."""
+
+    def __init__(self, caches: Sequence[Path], root: Path, toolchain: Toolchain):
+        self._layers = [cache / "store" for cache in caches]
+        self._root = str(root)
+        self._toolchain = json.dumps(toolchain.identity)
+        self._usable = not toolchain.header_folders  # whose headers may change unseen
+        name = hashlib.sha256(f"{root} {self._toolchain}".encode()).hexdigest()[:16]
+        self._file = self._layers[-1] / f".index-{name}.json"
+
+    def keys(self) -> dict[str, str] | None:
+        """Keys by operator; None where a source may have changed since, or an entry is gone."""
+        try:
+            record = json.loads(self._file.read_text())
+            if self._usable and record["seen"] == self._look(record["paths"])[0]:
+                keys = record["keys"]
+                return keys if self._are_there(keys) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    def _are_there(self, keys: dict[str, str]) -> bool:
+        """Whether all these have entries, at the cost of a listing a layer."""
+        wanted = {f"{unit}-{key}" for unit, key in keys.items()}
+        for layer in self._layers:
+            try:
+                wanted.difference_update(os.listdir(layer))
+            except OSError:
+                continue
+        return not wanted
+
+    def remember(self, keys: dict[str, str], paths: list[str]) -> None:
+        """Write the index, if these files are old enough to be told apart by their times."""
+        try:
+            seen, newest = self._look(paths)
+            if not self._usable or newest > time.time() - 2:
+                return
+            draft = self._file.with_name(f"{self._file.name}-{os.getpid()}")
+            draft.write_text(json.dumps({"seen": seen, "paths": paths, "keys": keys}))
+            os.replace(draft, self._file)
+        except OSError:
+            pass  # a read-only cache: the next import digests the sources again
+
+    def _look(self, paths: list[str]) -> tuple[str, float]:
+        """Digest of what can be seen of the sources without reading them; time of the last change.
+
+        The folders' own names count too: a new file may be another operator, or hide a header.
+        """
+        facts, newest = [self._toolchain], 0.0
+        for folder in ("ops", "kernels", *include_folders(self._root)):
+            facts += listed(os.path.join(self._root, folder))
+        for path in paths:
+            stat = os.stat(os.path.join(self._root, path))
+            facts.append(
+                f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
+            )
+            newest = max(newest, stat.st_mtime, stat.st_ctime)
+        return hashlib.sha256("\n".join(facts).encode()).hexdigest(), newest

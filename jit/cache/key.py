@@ -1,0 +1,75 @@
+"""The key of a build: a digest over everything that the library depends on."""
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+
+from ..machine.sources import Sources, Unit
+from ..machine.toolchain import NATIVE, Toolchain
+
+# Raise when the layout of a store entry, or the way a library is made, changes.
+FORMAT = 2
+
+
+def manifest(unit: Unit, toolchain: Toolchain, sources: Sources) -> dict:
+    """All that enters the key, as plain data: the sources' digests and the toolchain's identity."""
+    files: dict[str, str] = {}
+    for source in built_sources(unit, toolchain):
+        files.update(sources.closure(source))
+    return {
+        "format": FORMAT,
+        "unit": unit.name,
+        "files": dict(sorted(files.items())),
+        "toolchain": toolchain.identity,
+    }
+
+
+def built_sources(unit: Unit, toolchain: Toolchain) -> tuple[str, ...]:
+    """The sources that this toolchain builds: without architectures there is no CUDA part."""
+    with_cuda = toolchain.nvcc and toolchain.architectures
+    return unit.sources if with_cuda else unit.for_cpu().sources
+
+
+def key(manifest: dict) -> str:
+    """SHA-256 of the manifest, cut to 160 bits."""
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def serves(stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources) -> bool:
+    """Whether the build that `stored` is the manifest of will do where its key is not quite ours.
+
+    It may be for more architectures than there are here. Where there is no compiler, nobody can
+    tell which one it would be, and code for any CPU will do; likewise nvcc.
+    """
+    made = stored["toolchain"]
+    same = {}
+    wanted, without_nvcc = toolchain.architectures, None in (toolchain.cxx, toolchain.nvcc)
+    if not wanted or _covers(made["architectures"], wanted, without_nvcc):
+        same["architectures"] = made["architectures"]
+        if without_nvcc:
+            same |= {"nvcc": made.get("nvcc"), "cuda_flags": tuple(made.get("cuda_flags", ()))}
+    if toolchain.cxx is None:
+        same |= {"cxx": made["cxx"], "environment": tuple(made["environment"])}
+        if NATIVE not in made["cflags"]:
+            toolchain = toolchain.portable()
+    return stored == manifest(unit, replace(toolchain, **same), sources)
+
+
+def _covers(made: str, wanted: str, without_nvcc: bool) -> bool:
+    """Whether code for the architectures `made` runs on all those `wanted`, e.g. "8.0;9.0".
+
+    A GPU runs code made for a lower minor version too, which will do where there is no nvcc.
+    """
+
+    def runs(there: str, here: str) -> bool:
+        if there == here or there == f"{here}+PTX":
+            return True
+        numbers = re.fullmatch(r"(\d+)\.(\d+)(?:\+PTX)? (\d+)\.(\d+)", f"{there} {here}")
+        if not without_nvcc or not numbers:
+            return False
+        major, minor, wanted_major, wanted_minor = map(int, numbers.groups())
+        return major == wanted_major and minor <= wanted_minor
+
+    return all(any(runs(there, here) for there in made.split(";")) for here in wanted.split(";"))

@@ -1,0 +1,235 @@
+"""The store: finished libraries under their keys, `store/<unit>-<key>/`, immutable once there.
+
+A library is built elsewhere, copied into a staging folder, digested, flushed to disk and renamed
+into place in one step, so a reader sees a whole entry or none, whoever is killed when. Its digest
+is checked before it is loaded: a truncated library would crash the process, a flipped bit would
+load silently. What is in use is locked (shared), so that nothing that makes room removes it.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import BuildError
+from .key import key as key_of
+
+LIBRARY = "library.so"
+MANIFEST = "manifest.json"
+
+# What to do about a disk that takes nothing more, beside another folder.
+DISK = {
+    errno.ENOSPC: "free some space, or ",
+    errno.EDQUOT: "free some of your quota, or ",
+    errno.EROFS: "mount it for writing, or ",
+    errno.EACCES: "get the right to write there, or ",
+}
+
+
+class Store:
+    """Entries below `cache/store` of each cache; the last is written to, those before it are read.
+
+    Reading needs no lock and no right to write.
+    """
+
+    def __init__(self, caches: Sequence[Path]):
+        self.layers = [cache / "store" for cache in caches]
+        self.path = self.layers[-1]
+
+    def has(self, unit: str, key: str) -> bool:
+        """Whether there is such an entry; its library may still prove damaged."""
+        return any(os.path.exists(layer / f"{unit}-{key}" / MANIFEST) for layer in self.layers)
+
+    def entries(self, unit: str = "") -> Iterator[tuple[Path, dict]]:
+        """Folder and manifest of every sound entry (of one unit), layer by layer."""
+        for layer in self.layers:
+            try:
+                names = sorted(os.listdir(layer))
+            except OSError:
+                continue
+            for name in names:
+                if name[0] != "." and unit in ("", name.rpartition("-")[0]):
+                    try:
+                        yield layer / name, _manifest(layer / name)
+                    except (OSError, ValueError, KeyError, TypeError):
+                        continue
+
+    def manifest(self, unit: str, key: str) -> dict | None:
+        """The manifest of an entry; None where there is none that can be read."""
+        for layer in self.layers:
+            try:
+                return _manifest(layer / f"{unit}-{key}")
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return None
+
+    def verified(self, unit: str, key: str) -> Path | None:
+        """The library of an entry, its digest checked; None where it is missing or damaged."""
+        for layer in self.layers:
+            entry = layer / f"{unit}-{key}"
+            if not os.path.lexists(entry):
+                continue
+            check_private(layer)
+            try:
+                check_private(entry)
+                recorded = _manifest(entry)
+                if recorded["sha256"] == file_digest(entry / LIBRARY):
+                    return entry / LIBRARY
+            except (BuildError, OSError, ValueError, KeyError, TypeError):
+                continue
+        return None
+
+    def hold(self, library: Path) -> int | None:
+        """Mark an entry as in use, and used now, until this process ends; None where it is gone.
+
+        The mark is a shared lock on the library, under the descriptor returned. Where files cannot
+        be locked nothing is marked, and nothing is ever removed there either.
+        """
+        try:
+            descriptor = os.open(library, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            os.utime(library.parent / MANIFEST)
+        except OSError:
+            pass  # a network folder, or one that is not ours to write
+        if not os.path.exists(library):
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def publish(self, library: Path, inputs: dict, **facts) -> Path:
+        """Make a finished library visible in one step; the first builder of a key wins.
+
+        `facts` are kept beside what made it. A crash inside leaves a staging folder, which nobody
+        reads and `tidy` removes.
+        """
+        make_private(self.path)
+        key = key_of(inputs)
+        final = self.path / f"{inputs['unit']}-{key}"
+        staging = self.path / f".staging-{os.getpid()}-{os.urandom(8).hex()}"
+        try:
+            staging.mkdir(mode=0o700)
+            shutil.copyfile(library, staging / LIBRARY)
+            record = {"inputs": inputs, "sha256": file_digest(staging / LIBRARY), **facts}
+            (staging / MANIFEST).write_text(json.dumps({**record, "made": time.time()}, indent=1))
+            for path in (staging / LIBRARY, staging / MANIFEST, staging):
+                _flush(path)
+            if self.verified(inputs["unit"], key) is None:
+                self.discard(final)
+            os.rename(staging, final)
+        except OSError as error:
+            shutil.rmtree(staging, ignore_errors=True)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        _flush(self.path)
+        return final
+
+    def discard(self, entry: Path) -> None:
+        """Take an entry out of the way, in one step."""
+        doomed = self.path / f".damaged-{os.urandom(8).hex()}"
+        try:
+            os.rename(entry, doomed)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if doomed.is_dir() and not doomed.is_symlink():
+            shutil.rmtree(doomed, ignore_errors=True)
+        else:
+            doomed.unlink()
+
+
+def _manifest(entry: Path) -> dict:
+    """What is recorded of an entry; ValueError where that is not what made this key."""
+    handle = os.open(entry / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(handle, encoding="utf-8") as file:
+        recorded = json.load(file)
+    if f"{recorded['inputs']['unit']}-{key_of(recorded['inputs'])}" != entry.name:
+        raise ValueError(f"{entry} does not hold what its name says")
+    return recorded
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder, and those above it, for this user alone, or check that it is."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    check_private(folder)
+
+
+def cannot_write(folder: Path, error: OSError) -> BuildError:
+    """What to say where the cache cannot be written."""
+    cure = DISK.get(error.errno, "")
+    return BuildError(
+        f"the build cache {folder} cannot be written: {error.strerror}; {cure}"
+        "set LOADER_CACHE_DIR to a folder of yours on a disk that can be written"
+    )
+
+
+def check_writable(folder: Path) -> None:
+    """BuildError where a file of a few pages cannot be written in a folder."""
+    probe = folder / f".probe-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        try:
+            with open(probe, "xb") as file:
+                file.write(bytes(1 << 16))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+
+
+def check_private(folder: Path) -> None:
+    """BuildError unless the folder is a real one that only its owner, this user or root, can write.
+
+    What lies in it gets executed: whoever can write there could run code as this user. The same
+    goes for whoever could put another folder in its place.
+    """
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        raise BuildError(f"the build cache {folder} must be a folder and no link; remove it")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise BuildError(
+            f"the build cache {folder} belongs to user {found.st_uid}, not to you "
+            f"({os.geteuid()}); set LOADER_CACHE_DIR to a folder of your own"
+        )
+    if found.st_mode & 0o022:
+        raise BuildError(
+            f"the build cache {folder} can be written by others (mode {found.st_mode & 0o777:o}); "
+            "what lies there gets executed: chmod 700 it, or remove it if somebody may have written"
+        )
+    for above in Path(os.path.realpath(folder)).parents:
+        mode = os.stat(above).st_mode
+        if mode & 0o002 and not mode & stat.S_ISVTX:
+            raise BuildError(
+                f"the build cache {folder} lies in {above}, where anybody can rename it and put "
+                f"another in its place (mode {mode & 0o777:o}); chmod o-w that folder, or set "
+                "LOADER_CACHE_DIR to a folder below your home"
+            )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content; OSError where it is a link."""
+    digest = hashlib.sha256()
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

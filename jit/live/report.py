@@ -1,0 +1,113 @@
+"""What `loader.reload()` has to say: for each edit a table of what it did."""
+
+import html
+
+from ..errors.symbols import demangled
+from ..errors.table import Table
+
+_MOST = 12  # rows of kernels; of the others is said how many there are
+
+
+class Report:
+    """The edits that were taken in or refused; prints as a table for each."""
+
+    def __init__(self, edits: list):
+        self.edits = edits
+
+    @property
+    def ok(self) -> bool:
+        """Whether every edit is in use."""
+        return all(edit.outcome in ("live", "reverted") for edit in self.edits)
+
+    def __repr__(self) -> str:
+        """What a terminal shows."""
+        if not self.edits:
+            return "nothing changed"
+        return "\n\n".join("\n".join(_parts(edit, str, "\n".join)) for edit in self.edits)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        if not self.edits:
+            return "<p>nothing changed</p>"
+
+        def text(lines):
+            return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+
+        return "".join(
+            part for e in self.edits for part in _parts(e, lambda t: t._repr_html_(), text)
+        )
+
+
+def _parts(edit, show_table, show_text) -> list:
+    """Headline and details of an edit, and the table of its kernels where any was compiled."""
+    parts = [show_text([headline(edit), *details(edit)])]
+    if edit.rebuilt and edit.rebuilt.resources:
+        parts.append(show_table(_kernels(edit)))
+    return parts
+
+
+def headline(edit, unit: bool = True) -> str:
+    """One line: the operator, what became of the edit, how long it took."""
+    what = {
+        "live": "in use",
+        "refused": "refused, the code before it stays in use",
+        "failed": "does not build, the code before it stays in use",
+        "reverted": "gone back to the code before",
+    }[edit.outcome]
+    forced = edit.outcome == "live" and edit.verdict and edit.verdict.outcome
+    if forced and forced not in ("right", "untried"):
+        what = "in use, forced"
+    operator = f"{edit.unit}: " if unit else ""
+    return f"{operator}{', '.join(edit.files)}: {what} ({edit.seconds:.2f} s)"
+
+
+def details(edit) -> list[str]:
+    """What is wrong, or how right and how fast it is."""
+    lines = [edit.text] if edit.text else []
+    if edit.outcome == "refused":
+        lines.append("loader.reload(force=True) puts it in use all the same")
+    verdict, rebuilt = edit.verdict, edit.rebuilt
+    if edit.outcome == "live" and verdict:
+        if verdict.outcome not in ("right", "untried"):
+            lines.append(f"the trial failed: {verdict.text}")
+        elif verdict.outcome == "untried":
+            lines.append(verdict.text)
+        else:
+            by = ", ".join(f"{share:.1e} ({dtype})" for dtype, share in verdict.difference.items())
+            lines.append(f"largest difference from the reference, as a share of it: {by}")
+        if verdict.microseconds:
+            before = edit.before.microseconds
+            was = f"{before:.1f} -> " if before else ""
+            lines.append(f"benchmark on the GPU: {was}{verdict.microseconds:.1f} us")
+    if rebuilt and rebuilt.compiled:
+        times = ", ".join(f"{file} {seconds:.2f} s" for file, seconds in rebuilt.compiled.items())
+        lines.append(f"compiled: {times}")
+    return lines
+
+
+def _kernels(edit) -> Table:
+    """Registers, spills and shared memory of the kernels compiled, the changed ones first."""
+    before = edit.before.resources if edit.before else {}
+    now = edit.rebuilt.resources
+
+    def weight(kernel):
+        old, new = before.get(kernel), now[kernel]
+        return (old is not None and old == new, -new.spills, -new.registers, kernel)
+
+    kernels = sorted(now, key=weight)
+    shown = kernels[:_MOST]
+    names = demangled("\n".join(shown)).split("\n")
+    columns = ("kernel", "registers", "spills (bytes)", "shared (bytes)")
+    table = Table("", columns, columns[1:])
+    for kernel, name in zip(shown, names, strict=True):
+        old, new = before.get(kernel), now[kernel]
+
+        def change(what, old=old, new=new):
+            was, is_now = getattr(old, what, None), getattr(new, what)
+            return f"{was} -> {is_now}" if was not in (None, is_now) else str(is_now)
+
+        short = name.removeprefix("void ").split("(")[0]
+        table.rows.append((short, change("registers"), change("spills"), change("shared")))
+    if len(kernels) > _MOST:
+        table.rows.append((f"and {len(kernels) - _MOST} more", "", "", ""))
+    return table

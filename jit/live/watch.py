@@ -1,0 +1,66 @@
+"""`loader.watch()`: takes in edits while a script runs, as soon as a file is saved."""
+
+import sys
+import threading
+
+from ..operators.session import SESSIONS
+from .reload import stand_by, take_in_edits
+
+
+class Watch:
+    """A thread that waits for the system to tell of a changed file; `stop()` or `with` ends it."""
+
+    def __init__(self):
+        try:
+            from watchfiles import watch as changes
+        except ImportError:
+            raise ImportError(
+                "loader.watch() needs the package watchfiles: pip install watchfiles"
+            ) from None
+        rooms = [s.root / room for s in SESSIONS for room in ("ops", "kernels", "include")]
+        self._stop = threading.Event()
+        self._changes = changes(
+            *(room for room in rooms if room.is_dir()),
+            debounce=50,
+            step=10,
+            stop_event=self._stop,
+            raise_interrupt=False,
+            yield_on_timeout=False,
+        )
+        self._thread = threading.Thread(target=self._run, name="loader.watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take in no more edits; one that is being built still is."""
+        self._stop.set()
+        self._thread.join()
+
+    def __enter__(self) -> "Watch":
+        """Itself."""
+        return self
+
+    def __exit__(self, *exception) -> None:
+        """Stop."""
+        self.stop()
+
+    def _run(self) -> None:
+        for _ in self._changes:
+            try:
+                report = take_in_edits()
+            except (OSError, RuntimeError, ValueError) as error:  # the next edit may do better
+                report = f"loader: {error}"
+            if report:
+                print(report, file=sys.stderr, flush=True)
+
+
+def watch() -> Watch:
+    """Take in edits of operators from now on, as `loader.reload` does, when a file is saved.
+
+    Reports go to stderr. Needs the package watchfiles.
+
+    Returns: a handle, whose `stop()` ends it; it may stand in a `with` statement.
+
+    Raises: ImportError where watchfiles is missing.
+    """
+    stand_by()
+    return Watch()

@@ -1,0 +1,130 @@
+"""What there is to build: each operator X is the row of files named X, found by looking."""
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+HOME = Path(__file__).parents[2]  # loader's own folder, whose headers serve any other one too
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is compiled of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`.
+
+    Of a CUDA part that takes long, `kernels/X.<anything>.cu` is compiled beside it.
+    """
+
+    name: str
+    root: Path
+    sources: tuple[str, ...]  # relative to root; the .cu files last
+
+    def for_cpu(self) -> "Unit":
+        """The same operator without its CUDA part."""
+        return Unit(self.name, self.root, tuple(s for s in self.sources if not s.endswith(".cu")))
+
+
+def discover(root: Path) -> dict[str, Unit]:
+    """All operators below `root`, by name in alphabetical order."""
+    kernels = listed(root / "kernels")
+    units = {}
+    for file in sorted(os.listdir(root / "ops")):
+        if file.endswith(".cpp"):
+            name = file[: -len(".cpp")]
+            rest = [f for f in (f"{name}_cpu.cpp", f"{name}.cu") if f in kernels]
+            rest += [f for f in kernels if f.startswith(f"{name}.") and f.count(".") == 2]
+            rest = [f"kernels/{f}" for f in rest if f.endswith((".cpp", ".cu"))]
+            units[name] = Unit(name, root, (f"ops/{file}", *rest))
+    return units
+
+
+def listed(folder: str | Path) -> list[str]:
+    """The names in a folder, in alphabetical order; none where there is no such folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def include_folders(root: str | Path) -> tuple[str, ...]:
+    """Where a unit's headers are looked for: below its root, and in loader's own `include/`."""
+    return ("include",) if str(root) == str(HOME) else ("include", str(HOME / "include"))
+
+
+@cache
+def _directives() -> re.Pattern:
+    """`#include "x.h"`, `# import <x.h>`, `%:include X_HEADER`, read as compilers do.
+
+    Comments and continued lines may stand in between. The groups are a quoted and a bracketed name,
+    and what is neither: a macro.
+    """
+    gap = rb"(?:[ \t]|\\\r?\n|/\*.*?\*/)*"
+    return re.compile(
+        rb"^%b(?:#|%%:|\?\?=)%b(?:include|import|include_next|embed)\b%b" % (gap, gap, gap)
+        + rb'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n]*))',
+        re.MULTILINE | re.DOTALL,
+    )
+
+
+def included(content: bytes) -> tuple[str | None, ...]:
+    """The names that a source includes; None for each that a macro gives."""
+    found = [quoted or bracketed for quoted, bracketed, _ in _directives().findall(content)]
+    return tuple(os.fsdecode(name) if name else None for name in found)
+
+
+class Sources:
+    """Digests of source files and of the headers they can reach, each file read once.
+
+    Headers are looked for beside the file that includes them, in `include_folders`, and in
+    `folders`, the absolute ones that the user's flags and environment name.
+    """
+
+    def __init__(self, root: Path, folders: tuple[str, ...] = ()):
+        self._root = str(root)
+        self._folders = (*include_folders(root), *folders)
+        self._read = cache(self._read_file)
+
+    def closure(self, source: str) -> dict[str, str]:
+        """SHA-256 of `source` and of every header that it reaches, by path below the root.
+
+        An include that a condition leaves out counts as reached, and one by a macro reaches every
+        header there is: one miss too many is harmless.
+        """
+        found: dict[str, str] = {}
+        pending = [source]
+        while pending:
+            path = pending.pop()
+            if path in found:
+                continue
+            digest, includes = self._read(path)
+            if digest is None:
+                continue  # a header of torch, CUDA or the system: part of the toolchain
+            found[path] = digest
+            folder = os.path.dirname(path)
+            for name in includes:
+                if name is None:
+                    pending += self._all_headers()
+                else:
+                    places = (folder, *self._folders)
+                    pending += [os.path.normpath(os.path.join(at, name)) for at in places]
+        return found
+
+    def _all_headers(self) -> list[str]:
+        """Every file below `include_folders`, `kernels/` and `ops/` that may be a header."""
+        return [
+            os.path.join(os.path.normpath(folder.removeprefix(f"{self._root}/")), file)
+            for room in (*include_folders(self._root), "kernels", "ops")
+            for folder, _, files in os.walk(os.path.join(self._root, room))
+            for file in files
+            if not file.endswith((".py", ".pyc"))
+        ]
+
+    def _read_file(self, path: str) -> tuple[str | None, tuple[str | None, ...]]:
+        try:
+            with open(os.path.join(self._root, path), "rb") as file:
+                content = file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None, ()
+        return hashlib.sha256(content).hexdigest(), included(content)

@@ -1,0 +1,261 @@
+"""What one process knows of the operators below one folder: found, keyed, built, loaded."""
+
+import os
+import sys
+import threading
+import time
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from ..cache import index
+from ..errors import BuildError
+from ..machine import settings, toolchain
+from ..machine import sources as units
+from .receipt import Receipt
+
+# What a warm import does without, `key` and `store`, is imported where it is used.
+
+SESSIONS: list["Session"] = []  # of this process: loader's own, and one for each `loader.Library`
+
+
+class Session:
+    """The operators below `root`, and their builds in `caches`, the last of which is written to.
+
+    One thread at a time finds, builds and loads. An operator's name is taken once a process, since
+    all are registered in one place, `torch.ops.octet`.
+
+    Attributes:
+        package: where the operators' Python sides are imported from, `<package>.<unit>`.
+        units: what there is to build, by name.
+        keys: the key of each unit that was looked for.
+        errors: of units that could not be built.
+        loaded: the keys of those whose library this process has loaded.
+        imported: when the Python side of a unit was first imported, in seconds since the epoch.
+    """
+
+    def __init__(self, root: Path, caches: tuple[Path, ...], package: str = "loader.ops"):
+        self.root, self.caches, self.package = root, caches, package
+        self.units: dict[str, units.Unit] = {}
+        self.discover()
+        self.keys: dict[str, str] = {}
+        self.errors: dict[str, BuildError] = {}
+        self.loaded: dict[str, str] = {}
+        self.imported: dict[str, float] = {}
+        self.receipt = Receipt()
+        self._unlock()
+        SESSIONS.append(self)
+        os.register_at_fork(after_in_child=self._unlock)  # a thread that held it is not there
+
+    def _unlock(self) -> None:
+        self._lock = threading.RLock()
+
+    def discover(self) -> None:
+        """Look for operators; ValueError where one has the name of another session's."""
+        found = units.discover(self.root)
+        for other in SESSIONS:
+            if other.root != self.root and (taken := sorted(found.keys() & other.units)):
+                raise ValueError(
+                    f"{self.root}: there is an operator {taken[0]!r} in {other.root}/ops already, "
+                    "and all share torch.ops.octet; give this one another name"
+                )
+        self.units.update(found)
+
+    @cached_property
+    def store(self):
+        """Where the builds are."""
+        from ..cache.store import Store
+
+        return Store(self.caches)
+
+    @property
+    def toolchain(self) -> toolchain.Toolchain:
+        """As it was when first asked for."""
+        return toolchain.current(self.caches[-1])
+
+    def named(self, names: tuple[str, ...]) -> list[str]:
+        """The names given, or all, after a look at what there is now; ValueError if one is none."""
+        self.discover()
+        for name in names:
+            if name not in self.units:
+                raise ValueError(f"{name!r} is no operator; there are {', '.join(self.units)}")
+        return [*(names or self.units)]
+
+    def lookup(self, name: str, inputs: dict) -> str | None:
+        """The key of the build in the store that is made of `inputs`, or serves as well."""
+        from ..cache import key
+
+        if self.store.has(name, key.key(inputs)):
+            return key.key(inputs)
+        sources = self._sources()
+        for _, recorded in self.store.entries(name):
+            made_of = recorded["inputs"]
+            if key.serves(made_of, self.units[name], self.toolchain, sources):
+                return key.key(made_of)
+        return None
+
+    def _sources(self) -> units.Sources:
+        return units.Sources(self.root, self.toolchain.header_folders)
+
+    def manifests(self, names: list[str]) -> dict[str, dict]:
+        """What each unit is made of, as its files are now."""
+        from ..cache import key
+
+        sources = self._sources()
+        return {name: key.manifest(self.units[name], self.toolchain, sources) for name in names}
+
+    def find_quickly(self) -> bool:
+        """Whether nothing has changed since all units were last found in the store."""
+        begun = time.perf_counter()
+        keys = index.Index(self.caches, self.root, self.toolchain).keys()
+        if keys is None:
+            return False
+        self.keys.update(keys)
+        for name in keys:
+            self.receipt.result(name, "hit")
+        self.receipt.index = (time.perf_counter() - begun) * 1e3
+        return True
+
+    def find(self, names: list[str]) -> dict[str, dict]:
+        """Work out the keys of these units; the manifests of those that the store lacks."""
+        from ..cache import key
+
+        sources = self._sources()
+        missing, paths = {}, set()
+        for name in names:
+            with self.receipt.time(name, "hash"):
+                inputs = key.manifest(self.units[name], self.toolchain, sources)
+            paths.update(inputs["files"])
+            with self.receipt.time(name, "lookup"):
+                found = self.lookup(name, inputs)
+            self.keys[name] = found or key.key(inputs)
+            if not found:
+                missing[name] = inputs
+            elif self.receipt.units[name]["result"] == "missing":
+                self.receipt.result(name, "hit")
+        if not missing and set(names) == set(self.units):
+            now = index.Index(self.caches, self.root, self.toolchain)
+            now.remember(self.keys, sorted(paths))
+        return missing
+
+    def build(self, names: list[str], why: dict[str, str] | None = None) -> dict[str, BuildError]:
+        """Build those that the store lacks, and those that `why` has a reason for; the errors."""
+        from ..build import compile_commands
+
+        with self._lock:
+            missing = self.find(names)
+            compile_commands.write(self.root, self.toolchain)
+            missing |= self.manifests([name for name in why or () if name not in missing])
+            missing = {n: made_of for n, made_of in missing.items() if not self.is_foreign(n)}
+            for name in names:
+                self.errors.pop(name, None)
+            if missing:
+                from ..build.builder import Builder
+
+                builder = Builder(self.toolchain, self.root, self.caches, self.receipt)
+                wanted = [self.units[name] for name in missing]
+                self.errors.update(builder.build(wanted, missing, why or {}))
+                self.find([*missing])
+            return {name: self.errors[name] for name in names if name in self.errors}
+
+    def is_foreign(self, name: str) -> bool:
+        """Whether a library that somebody else loaded, a wheel's say, has this operator already."""
+        if name in self.loaded or not torch._C._dispatch_has_kernel(f"octet::{name}"):
+            return False
+        self.receipt.result(name, "foreign")
+        return True
+
+    def owner(self, name: str) -> str | None:
+        """The operator that a public name such as `square_bw` belongs to."""
+        owners = [unit for unit in self.units if name == unit or name.startswith(unit + "_")]
+        return max(owners, key=len, default=None)
+
+    def module(self, name: str):
+        """The Python side of an operator.
+
+        Built and loaded first: a child that is forked while a thread imports could never import
+        again.
+        """
+        import importlib
+
+        self.load(name)
+        self.imported.setdefault(name, time.time())
+        return importlib.import_module(f"{self.package}.{name}")
+
+    def attribute(self, name: str):
+        """`X`, `X_fw` and what else the Python side of operator X has; None where there is none."""
+        unit = None if name.startswith("_") else self.owner(name)
+        return getattr(self.module(unit), name, None) if unit else None
+
+    def start(self) -> None:
+        """Build what the store lacks, unless LOADER_BUILD puts it off; errors are only printed."""
+        if settings.value("LOADER_BUILD") == "eager" and not self.find_quickly():
+            for message in dict.fromkeys(map(str, self.build([*self.units]).values())):
+                print(f"loader: {message}", file=sys.stderr)
+
+    def build_named(self, names: tuple[str, ...]) -> None:
+        """What `loader.build(*names)` does."""
+        errors = self.build(self.named(names))
+        if errors:
+            raise BuildError("\n\n".join(map(str, errors.values())), next(iter(errors)))
+
+    def load(self, name: str) -> None:
+        """Load the library of a unit, verified; build it first where that is still to do."""
+        with self._lock:
+            if name in self.loaded or self.is_foreign(name):
+                return
+            if name in self.errors:
+                raise self.errors[name]
+            if name not in self.keys:
+                self.find([name])
+            failure = None
+            for _ in range(2):
+                library = self._ready(name, failure)
+                try:
+                    with self.receipt.time(name, "dlopen"):
+                        torch.ops.load_library(str(library))
+                except OSError as error:
+                    failure = str(error.__cause__ or error)  # torch says which, dlopen says why
+                    continue
+                self.loaded[name] = self.keys[name]
+                return
+            from ..errors.diagnose import explain_failure
+
+            cause = explain_failure(failure, self.root, self.units[name].sources)
+            raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
+
+    def _ready(self, name: str, failure: str | None) -> Path:
+        """The library of a unit, verified and marked as in use; built where it is not there.
+
+        `failure` is why the one that is there does not load.
+        """
+        for _ in range(3):
+            with self.receipt.time(name, "verify"):
+                library = None if failure else self.store.verified(name, self.keys[name])
+                if library and self.store.hold(library) is not None:
+                    return library
+            if settings.value("LOADER_BUILD") == "never":
+                raise BuildError(
+                    f"{name}: there is no build of these sources for this machine in "
+                    f"{os.pathsep.join(map(str, self.caches))}, and LOADER_BUILD=never forbids to "
+                    "compile it; unset that, or run `python -m loader build`",
+                    name,
+                )
+            why = {}
+            if self.store.has(name, self.keys[name]):
+                why[name] = f"it did not load: {failure}" if failure else "it was damaged"
+                self.store.discard(self.store.path / f"{name}-{self.keys[name]}")
+            failure = None
+            if errors := self.build([name], why):
+                raise errors[name]
+        raise BuildError(
+            f"{name}: its library is damaged again after each build in {self.caches[-1]}", name
+        )
+
+
+def owner(name: str) -> tuple[Session, str] | None:
+    """The session and the operator that a name in `torch.ops.octet` belongs to."""
+    owners = [(unit, session) for session in SESSIONS if (unit := session.owner(name))]
+    unit, session = max(owners, key=lambda found: len(found[0]), default=(None, None))
+    return (session, unit) if unit else None

@@ -1,0 +1,4 @@
+"""`loader.source_module`: kernels from a string, on the GPU and on the CPU.
+
+Imports `build`, `cache`, `machine` and `errors`.
+"""

@@ -1,0 +1,270 @@
+"""Kernels from a string: compiled in a fraction of a second, kept in the store, called."""
+
+import functools
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from ..errors.literal import locate_in
+from . import constants as _constants
+from .build import Build, Recipe
+from .launch import CpuFunction, CudaFunction
+
+
+def source_module(
+    source: str,
+    *,
+    device: torch.device | str | None = None,
+    arch: str | None = None,
+    options: Sequence[str] = (),
+    include_dirs: Sequence[str | os.PathLike] = (),
+    **constants,
+) -> "SourceModule":
+    '''Compile CUDA kernels from a string, PyCUDA's way, without the wait.
+
+        mod = loader.source_module("""
+        __global__ void scale(float* out, const float* x, float factor, int n) {
+            const int i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) out[i] = factor * x[i];
+        }
+        """)
+        scale = mod.get_function("scale")
+        scale(out, x, 2.0, x.numel(), grid=(x.numel() + 255) // 256, block=256)
+
+    Args:
+        source: CUDA C++; kernels plain, `extern "C"` or templates. The library's headers
+            (`#include "common.h"`) and CUDA's own can be included; fixed-width integers, M_PI,
+            FLT_MAX and the like are there unasked.
+        device: "cuda", or "cpu", where the `__global__` bodies are looped over grid and block by
+            the C++ compiler: for small cases, without shared memory, barriers, warps, textures,
+            inline PTX and 16-bit types, which are refused, and without a check of bounds. A CUDA
+            device where there is one, else the CPU.
+        arch: compile for "9.0", say, where there is no GPU to ask; nothing can be launched then.
+        options: more for NVRTC, such as "--use_fast_math" and "--maxrregcount=32".
+        include_dirs: folders of headers, looked at before all others.
+        constants: compile-time constants: `IMAGE_W=512` is a macro, which serves in `#if`, as the
+            size of an array and as a template's argument. int, float (a double as in C++;
+            numpy.float32 makes it a float), bool, or a torch.dtype for its C++ type.
+
+    Returns: the module; `get_function(name)` gives its kernels. There is one build for each set of
+        constants, kept on disk and in this process.
+
+    Gradients, `torch.compile` and `torch.func` do not see such a kernel: an operator in `ops/` is
+    made for that, or a torch.autograd.Function around the call.
+
+    Raises: BuildError with the compiler's errors, each at its line of the string; TypeError or
+        ValueError for an argument; NotImplementedError for what the CPU cannot run.
+    '''
+    place = functools.partial(locate_in, source, sys._getframe(1).f_code.co_filename)
+    return _module(source, constants, device, arch, options, include_dirs, place)
+
+
+def _module(source, constants, device, arch, options, include_dirs, place) -> "SourceModule":
+    """A module, its arguments checked."""
+    if not isinstance(source, str):
+        cure = "; decode it" if isinstance(source, (bytes, bytearray)) else ""
+        cure = "; pass its read_text()" if isinstance(source, os.PathLike) else cure
+        raise TypeError(
+            f"source_module: source must be text (str), got {type(source).__name__}{cure}"
+        )
+    if "\0" in source:
+        raise ValueError("source_module: source must be text, got a string with null characters")
+    for name, words in (("options", options), ("include_dirs", include_dirs)):
+        if isinstance(words, (str, bytes)):
+            raise TypeError(
+                f"source_module: {name} must be a list, got {words!r}; pass [{words!r}]"
+            )
+    macros = _constants.definitions(constants)
+    folders = [os.path.abspath(os.fspath(folder)) for folder in include_dirs]
+    for folder in folders:
+        if not os.path.isdir(folder):
+            raise ValueError(f"source_module: include_dirs: {folder} is no folder")
+    kind, architecture = _target(device, arch)
+    recipe = Recipe(source, macros, kind, [*map(str, options)], folders, place)
+    return SourceModule(recipe, architecture)
+
+
+def _target(device, arch: str | None) -> tuple[str, str]:
+    """The kind of device to build for, and its architecture, such as "90"."""
+    there = torch.cuda.is_available()
+    kind = torch.device(device).type if device is not None else "cuda" if there or arch else "cpu"
+    if kind not in ("cuda", "cpu"):
+        raise ValueError(f'source_module: device must be "cuda" or "cpu", got {device!r}')
+    if kind == "cpu":
+        if arch is not None:
+            raise ValueError('source_module: arch is for CUDA; leave it out with device="cpu"')
+        return kind, ""
+    if arch is not None:
+        match = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)([af]?)", str(arch))
+        if not match:
+            raise ValueError(f'source_module: arch must be such as "9.0" or "sm_90a", got {arch!r}')
+        return kind, "".join(match.groups())
+    if there:
+        named = torch.device(device if device is not None else "cuda")
+        return kind, _architecture(named.index)
+    listed = re.findall(r"(\d+)\.(\d)([af]?)", os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
+    if not listed:
+        raise RuntimeError(
+            'source_module: torch sees no GPU here: pass arch="9.0", say, to compile for one, or '
+            'device="cpu" to run small cases'
+        )
+    return kind, "".join(listed[-1])
+
+
+def _architecture(index: int | None) -> str:
+    return "{}{}".format(*torch.cuda.get_device_capability(index))
+
+
+class SourceModule:
+    """Kernels compiled from a string; made by `loader.source_module`."""
+
+    def __init__(self, recipe: Recipe, arch: str):
+        self._recipe, self._arch = recipe, arch
+        self._build = recipe.build(arch)
+        self._functions: dict[str, CpuFunction | CudaFunction] = {}
+
+    @property
+    def kernels(self) -> list[str]:
+        """The names of the kernels, templates left out."""
+        return sorted({name for name, _ in self._build.kernels})
+
+    def __repr__(self) -> str:
+        """What it is for, its constants and its kernels."""
+        target = f"sm_{self._arch}" if self._recipe.kind == "cuda" else "the CPU"
+        set_to = "".join(f", {name}={value}" for name, value in self._recipe.macros.items())
+        return f"<source_module for {target}{set_to}: {', '.join(self.kernels) or 'no kernel'}>"
+
+    def get_function(self, name: str) -> CpuFunction | CudaFunction:
+        """A kernel, to be called on tensors: `f(out, x, n, grid=(blocks, 1), block=256)`.
+
+        Args:
+            name: as in the source, with or without its namespace; of a template an instance, such
+                as "conv<float, 3>", which is compiled when first named.
+
+        Raises: ValueError for a name that is no kernel's, with those that are.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"get_function: name must be text, got {type(name).__name__}")
+        if name not in self._functions:
+            self._functions[name] = self._function(name)
+        return self._functions[name]
+
+    def _function(self, name: str) -> CpuFunction | CudaFunction:
+        base, bracket, rest = name.strip().partition("<")
+        instance = ()
+        if bracket:
+            templates = [n for n in self._templates() if _means(base.strip(), n)]
+            if len(templates) != 1:
+                raise self._no_kernel(name)
+            instance = (f"{templates[0]}<{rest}",)
+        build = self._recipe.build(self._arch, instance)
+        found = self._matching(build, *(instance or (name,)))
+        parameters = self._parameters(base.strip())
+        if self._recipe.kind == "cpu":
+            return CpuFunction(name, *build.kernels[found], build.code, parameters)
+
+        def module(device: int) -> tuple[int, str]:
+            """The driver's module on a device, which is the current one, and the symbol there."""
+            there = self._recipe.build(_architecture(device), instance)
+            return there.module(device), there.kernels[self._matching(there, found[0])][0]
+
+        return CudaFunction(name, *build.kernels[found], module, parameters, self._arch)
+
+    def _matching(self, build: Build, name: str) -> tuple[str, str]:
+        """The one kernel that a name means."""
+        wanted = _squeezed(build.names.get(name, name))
+        full = [key for key in build.kernels if _squeezed(key[0]) == wanted]
+        found = full or [key for key in build.kernels if _means(wanted, _squeezed(key[0]))]
+        if not found:
+            raise self._no_kernel(name)
+        if len(found) > 1:
+            forms = ", ".join(f"{kernel}({types})" for kernel, types in found)
+            raise ValueError(f"get_function: {name!r} means more than one kernel: {forms}")
+        return found[0]
+
+    def _parameters(self, name: str) -> tuple[str, ...]:
+        """Names of a kernel's parameters, as far as its text tells."""
+        text = self._build.text
+        found = [parameters for kernel, parameters, _ in text if _means(name, kernel)]
+        return found[0] if len(found) == 1 else ()
+
+    def _templates(self) -> list[str]:
+        return [name for name, _, template in self._build.text if template]
+
+    def _no_kernel(self, name: str) -> ValueError:
+        import difflib
+
+        forms = self._templates()
+        base = name.partition("<")[0].strip()
+        if "<" not in name and any(_means(base, form) for form in forms):
+            return ValueError(
+                f"get_function: {name!r} is a template: name what it is to be made for, such as "
+                f'"{base}<float>"'
+            )
+        names = [*self.kernels, *(f"{form}<...>" for form in forms)]
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        there = f"there are {', '.join(names)}" if names else "the source has none"
+        return ValueError(f"get_function: there is no kernel {name!r}; {there}{hint}")
+
+
+def _means(name: str, full: str) -> bool:
+    """Whether a name, with or without its namespaces, is that of a kernel."""
+    return full == name or full.endswith(f"::{name}")
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"\s+", "", name)
+
+
+def magic(line: str, cell: str, namespace: dict) -> None:
+    """`%%cuda NAME IMAGE_W=512 device=cpu`: the cell's kernels as the module NAME.
+
+    Args:
+        line: the name, then constants (and `device=`, `arch=`) as name=value, values in Python.
+        cell: the CUDA source.
+        namespace: where NAME is put.
+
+    Raises: ValueError for a line that does not read so; what `source_module` raises.
+    """
+    try:
+        name, *words = shlex.split(line) or [""]
+    except ValueError as error:
+        raise ValueError(f"%%cuda: the line cannot be split into words ({error})") from None
+    if not name.isidentifier():
+        raise ValueError(
+            f"%%cuda: a name must come first, as in `%%cuda mod IMAGE_W=512`, got {line!r}"
+        )
+    values: dict[str, object] = {"device": None, "arch": None}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"%%cuda: constants are NAME=VALUE, got {word!r}")
+        values[key] = text if key in ("device", "arch") else _value(key, text, namespace)
+    device, arch = values.pop("device"), values.pop("arch")
+    namespace[name] = _module(cell, values, device, arch, (), (), _cell_place)
+
+
+def _value(name: str, text: str, namespace: dict) -> object:
+    """A constant's value: a literal of Python, or a variable of the notebook's."""
+    import ast
+
+    if text.isidentifier() and text in namespace:
+        return namespace[text]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise ValueError(
+            f"%%cuda: the constant {name} must be a number, True, False or a variable, got {text!r}"
+        ) from None
+
+
+def _cell_place() -> tuple[str, int] | None:
+    """The running cell, whose second line is the source's first."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    return (f"cell In[{shell.execution_count}]", 2) if shell else ("cell", 2)
