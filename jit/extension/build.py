@@ -27,7 +27,7 @@ import torch
 
 import loader
 
-from ..build.worker import cuda_runtime, linker_flags
+from ..build.flags import cuda_runtime
 from ..cache.key import key
 from ..cache.lock import FileLock
 from ..cache.prune import prune

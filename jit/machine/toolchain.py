@@ -88,6 +88,12 @@ class Toolchain:
                 found.append(flag[1] or after)
         return tuple(os.path.abspath(folder) for folder in found if folder)
 
+    def command(self, variable: str) -> list[str]:
+        """Return the command that `CXX` or `PYTORCH_NVCC` gives, or the usual one, as words."""
+        usual = "c++" if variable == "CXX" else os.path.join(self.cuda_home or "", "bin", "nvcc")
+        text = os.environ.get(variable) or usual
+        return [text] if os.path.isfile(text) else shlex.split(text)
+
     def portable(self) -> "Toolchain":
         """The same for any CPU of this kind."""
         return replace(self, cpu="", cflags=tuple(f for f in self.cflags if f != NATIVE))
