@@ -22,7 +22,7 @@ from ..errors.table import bytes_text, duration
 from ..machine import settings
 from ..machine.sources import HOME, Unit
 from ..machine.toolchain import Toolchain
-from ..operators.receipt import Receipt
+from .receipt import Receipt
 
 # The worker gets the package `loader` without its body, which would build in turn.
 _START = (
