@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,20 +20,13 @@ from pathlib import Path
 
 from ..errors import BuildError
 from ..machine import files
+from ..machine.forks import Lock
 from ..machine.toolchain import Toolchain
 
 _FORMAT = 1  # raise when the questions, or the form of the answers, change
 # What stands in torch's command lines for what a caller brings.
 _NAME, _INCLUDE, _CXX, _CUDA, _LINK = "@name@", "/@include@", "@cxx@", "@cuda@", "@link@"
-_one_at_a_time = threading.Lock()
-
-
-def _unlock() -> None:
-    global _one_at_a_time  # noqa: PLW0603 - a thread that held it is not there after a fork
-    _one_at_a_time = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock)
+_one_at_a_time = Lock()
 
 
 @dataclass(frozen=True)

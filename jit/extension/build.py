@@ -382,7 +382,7 @@ class _Builder:
         ways = text_of.levels(
             source.text, False, self.extension.implicit_headers, self.torch_include
         )
-        nvcc_only = text_of.Level("kernels", text_of.LAUNCHES.partition(text_of._PUSH)[0])
+        nvcc_only = text_of.Level("kernels", text_of.LAUNCHES.partition(text_of.PUSH)[0])
         device = self.pool.submit(self._compile_cuda, source, nvcc_only, split.device)
         host, said = None, ""
         for way in ways:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from ..build.receipt import Receipt
 from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
-from .receipt import Receipt
 
 # What a warm import does without, `key` and `store`, is imported where it is used.
 
