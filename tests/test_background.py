@@ -1,5 +1,6 @@
 """`import loader` returns at once and builds behind; what is used goes first, who ends early loses
-nothing."""
+nothing.
+"""
 
 import os
 import signal

@@ -182,7 +182,9 @@ def test_never_raises_instead_of_compiling(counted):
 
 def test_a_setting_with_a_wrong_value_lists_the_right_ones(checkout):
     done = checkout.run("import loader", LOADER_BUILD="sometimes")
-    expected = "ValueError: LOADER_BUILD must be one of background, eager, lazy, never, got 'sometimes'"
+    expected = (
+        "ValueError: LOADER_BUILD must be one of background, eager, lazy, never, got 'sometimes'"
+    )
     assert done.stderr.splitlines()[-1] == expected
 
 
@@ -300,7 +302,10 @@ for name, inputs in session.manifests([*session.units]).items():
     )
     results = [checkout.run(timed, PYTHONDONTWRITEBYTECODE=None) for _ in range(9)][2:]
     assert not any(done.stderr for done in results)
-    seconds = sorted(max(0, ours - torch / 100) for torch, ours in (map(float, done.stdout.split()) for done in results))
+    seconds = sorted(
+        max(0, ours - torch / 100)
+        for torch, ours in (map(float, done.stdout.split()) for done in results)
+    )
     ours = sorted(float(done.stdout.split()[1]) for done in results)
     assert ours[3] <= 0.015 or seconds[3] == 0, [done.stdout for done in results]
 

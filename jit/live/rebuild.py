@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..build import engine
@@ -110,7 +111,7 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 seconds=time.perf_counter() - begun,
                 compiled={o.source: o.seconds for o in made},
                 resources=_resources("\n".join(o.said for o in made)),
-                _link=lambda: recipe.link(shop, objects),
+                _link=partial(recipe.link, shop, objects),
                 _close=stack.pop_all(),
             )
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)
