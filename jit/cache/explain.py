@@ -3,9 +3,6 @@
 from ..machine.sources import Unit
 from .store import Store
 
-# Why a unit is built although the store may have it: that has its library, without the objects.
-FOR_EDIT = "its objects are needed, for edits in a running session"
-
 _TOLD = {
     "cxx": "C++ compiler",
     "nvcc": "nvcc",
