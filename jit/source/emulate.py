@@ -13,9 +13,10 @@ import threading
 from pathlib import Path
 
 from ..errors import BuildError
+from ..errors.cxx import blanked
 from ..machine.toolchain import FLAGS, words
 from .nvrtc import FILE
-from .text import Kernel, blanked, kernels
+from .text import Kernel, kernels
 
 _MARK = "__attribute__((__used__))"  # what include/emulate.h makes of __global__
 OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-w"]
