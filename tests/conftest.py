@@ -48,6 +48,7 @@ class Checkout:
         cleared = ("TORCH_CUDA_ARCH_LIST", "LOADER_BUILD", "LOADER_NATIVE", "PYTHONPATH")
         env = {k: v for k, v in os.environ.items() if k not in cleared}
         env |= {"LOADER_CACHE_DIR": str(self.cache), "CUDA_VISIBLE_DEVICES": ""}
+        env["LOADER_BUILD"] = "eager"
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env
