@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ..errors.table import bytes_text, duration
 from ..machine import settings
-from .engine import Job, say
+from .engine import Job
+from .say import say
 
 
 class Quiet:
