@@ -48,7 +48,7 @@ class Setting(NamedTuple):
 SETTINGS = (
     Setting(
         "LOADER_BUILD",
-        "eager",
+        "background",
         ("background", "eager", "lazy", "never"),
         "when to compile what the cache lacks",
     ),
