@@ -13,10 +13,11 @@ import threading
 from pathlib import Path
 
 from ..errors import BuildError
+from ..errors.cxx import blanked
 from ..machine.sources import HOME
 from ..machine.toolchain import FLAGS, words
 from .nvrtc import FILE
-from .text import Kernel, blanked, kernels
+from .text import Kernel, kernels
 
 GUARD = "jit/source/guard.cpp"  # of faults in kernels, from loader's home
 _MARK = "__attribute__((__used__))"  # what include/emulate.h makes of __global__
