@@ -1,4 +1,4 @@
-"""What the examples share: loader from this checkout, their options, times, pictures."""
+"""Shared by the examples: loader from this checkout, their options, times, pictures."""
 
 import argparse
 import os
@@ -67,7 +67,7 @@ def take_turns(
 
 
 class Others:
-    """What other processes take of this machine's processors from now on."""
+    """The share of this machine's processors that other processes take from now on."""
 
     def __init__(self):
         self._begun = self._now()

@@ -59,7 +59,7 @@ def apply_ocio(processor, image: np.ndarray) -> np.ndarray:
 
 
 def camera_log(config, photo: np.ndarray) -> np.ndarray:
-    """What a camera might have recorded where this display-ready photograph was taken."""
+    """Return what a camera might have recorded where this display-ready photograph was taken."""
     light = apply_ocio(config.getProcessor(PHOTO, LINEAR), (photo / 255).astype(np.float32))
     return apply_ocio(config.getProcessor(LINEAR, CAMERA), light * np.float32(2**STOPS)).clip(0, 1)
 

@@ -66,7 +66,7 @@ def lens(photos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tasks(photos: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
-    """What kornia is to do, by name."""
+    """Return kornia's tasks, by name."""
     size, homographies = tuple(photos.shape[-2:]), from_above(photos)
     x, y = swirl(photos)
     camera, bent = lens(photos)
