@@ -56,6 +56,16 @@ def ended(process: warm.Process) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def keep_only(root: Path, *names: str) -> None:
+    """Leave these operators alone to be built in a copy of the sources."""
+    for room in ("ops", "kernels"):
+        for file in (root / room).rglob("*.c*"):
+            folder = file.parent.name
+            belongs = file.name.split(".")[0].removesuffix("_cpu") if folder == room else folder
+            if belongs not in names:
+                file.unlink()
+
+
 class Checkout:
     """A copy of the sources that a test may edit, with a build cache of its own."""
 
@@ -68,10 +78,7 @@ class Checkout:
                 ROOT / room, self.root / room, ignore=shutil.ignore_patterns("__pycache__")
             )
         if only:
-            for room in ("ops", "kernels"):
-                for file in (self.root / room).glob("*.c*"):
-                    if file.stem not in (only, f"{only}_cpu"):
-                        file.unlink()
+            keep_only(self.root, only)
 
     def environment(self, **changes) -> dict:
         """The environment of a run: neither GPUs nor an architecture list, unless a change says so."""

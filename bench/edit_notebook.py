@@ -1,4 +1,4 @@
-"""Run examples/edit_and_rerun.ipynb and keep its outputs in it: `python -m loader bench notebook`.
+"""Run examples/edit_and_rerun.ipynb and keep its outputs in it: `python -m loader bench edit_notebook`.
 
 What it shows are this machine's times; its folders are left out, ids and times of cells too.
 """
@@ -35,15 +35,13 @@ def portable(notebook: nbformat.NotebookNode, cache: str) -> str:
         "language_info": {"name": "python"},
     }
     text = nbformat.writes(notebook) + "\n"
-    for folder, name in ((cache, "cache"), (str(ROOT), "octet"), (str(Path.home()), "~")):
-        text = text.replace(folder, name)
-    return text
+    return text.replace(cache, "cache").replace(str(ROOT), "octet")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run it and write it."""
     argparse.ArgumentParser(
-        prog="python -m loader bench notebook", description=__doc__.split("\n")[0]
+        prog="python -m loader bench edit_notebook", description=__doc__.split("\n")[0]
     ).parse_args(arguments)
     with tempfile.TemporaryDirectory() as cache:
         FILE.write_text(portable(executed(cache), cache))
