@@ -1,6 +1,8 @@
-"""Run examples/edit_and_rerun.ipynb and keep its outputs in it: `python -m loader bench edit_notebook`.
+"""Run examples/edit_and_rerun.ipynb and keep its outputs in it.
 
-What it shows are this machine's times; its folders are left out, ids and times of cells too.
+    python -m loader bench edit_notebook
+
+The times shown are this machine's; its folders are left out, and when each cell ran.
 """
 
 import argparse
