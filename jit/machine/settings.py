@@ -3,7 +3,6 @@
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -102,12 +101,10 @@ def cache_dirs(root: Path) -> tuple[Path, ...]:
     beside = tuple(Path(os.path.abspath(root / folder)) for folder in folders(text, name))
     if os.environ.get(name):
         return beside
-    here = beside[-1]
-    trusted = _is_trusted(here / "store")
-    is_new = not os.path.lexists(here / "store")
-    if is_checkout(root) and (trusted or is_new) and _can_write(here / "store"):
+    store = beside[-1] / "store"
+    if is_checkout(root) and _can_write(store) and (_is_ours(store) or not os.path.lexists(store)):
         return beside
-    return (here, _own_cache()) if trusted else (_own_cache(),)
+    return (*beside, _own_cache()) if _is_trusted(store) else (_own_cache(),)
 
 
 def is_checkout(root: Path) -> bool:
@@ -121,8 +118,10 @@ def _own_cache() -> Path:
     home = named if os.path.isabs(named) else os.path.expanduser("~/.cache")
     own = Path(home, "octet")
     if not _can_write(own / "store"):
+        import tempfile  # torch has imported it, a command without torch need not
+
         passing = Path(tempfile.gettempdir(), f"octet-{os.geteuid()}")
-        if not os.path.lexists(passing) or _is_trusted(passing):
+        if not os.path.lexists(passing) or (_is_trusted(passing) and _can_write(passing)):
             return passing
     return own
 
@@ -134,14 +133,19 @@ def _can_write(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
 
 
-def _is_trusted(folder: Path) -> bool:
-    """True for a folder of this user's or of root's that can be read."""
+def _is_ours(folder: Path) -> bool:
+    """True for a folder, and no link, of this user's or of root's."""
     try:
         found = os.lstat(folder)
     except OSError:
         return False
-    mine = stat.S_ISDIR(found.st_mode) and found.st_uid in (os.geteuid(), 0)
-    return mine and os.access(folder, os.R_OK | os.X_OK, effective_ids=True)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (os.geteuid(), 0)
+
+
+def _is_trusted(folder: Path) -> bool:
+    """True if it can be read and nobody else can write there: what lies there gets executed."""
+    can_read = os.access(folder, os.R_OK | os.X_OK, effective_ids=True)
+    return can_read and _is_ours(folder) and not os.lstat(folder).st_mode & 0o022
 
 
 def cache_limit() -> int:
