@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ..machine import settings
 from ..machine.sources import HOME, Sources, include_folders, listed
 from ..machine.toolchain import Toolchain
 
@@ -21,7 +22,12 @@ _ARCHITECTURE = "8.0"  # where the machine names none: one that each clang since
 
 
 def write(root: Path, toolchain: Toolchain) -> None:
-    """Bring the file of this folder up to date; a folder that cannot be written has none."""
+    """Bring the file of this folder up to date; a folder that cannot be written has none.
+
+    Nor has an installed copy, where whoever uninstalls it would leave the file behind.
+    """
+    if root == HOME and not settings.is_checkout(root):
+        return
     file = root / NAME
     text = json.dumps(commands(root, toolchain), indent=1) + "\n"
     with contextlib.suppress(OSError):
