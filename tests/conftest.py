@@ -61,6 +61,16 @@ def ended(process: warm.Process) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+def keep_only(root: Path, *names: str) -> None:
+    """Leave these operators alone to be built in a copy of the sources."""
+    for room in ("ops", "kernels"):
+        for file in (root / room).rglob("*.c*"):
+            folder = file.parent.name
+            belongs = file.name.split(".")[0].removesuffix("_cpu") if folder == room else folder
+            if belongs not in names:
+                file.unlink()
+
+
 class Checkout:
     """A copy of the sources that a test may edit, with a build cache of its own."""
 
@@ -73,18 +83,14 @@ class Checkout:
                 ROOT / room, self.root / room, ignore=shutil.ignore_patterns("__pycache__")
             )
         if only:
-            names = (only,) if isinstance(only, str) else only
-            kept = [*names, *(f"{name}_cpu" for name in names)]
-            for room in ("ops", "kernels"):
-                for file in (self.root / room).glob("*.c*"):
-                    if file.stem not in kept:
-                        file.unlink()
+            keep_only(self.root, *([only] if isinstance(only, str) else only))
 
     def environment(self, **changes) -> dict:
         """The environment of a run: neither GPUs nor an architecture list, unless a change says so."""
         cleared = ("TORCH_CUDA_ARCH_LIST", "LOADER_BUILD", "LOADER_NATIVE", "PYTHONPATH")
         env = {k: v for k, v in os.environ.items() if k not in cleared}
         env |= {"LOADER_CACHE_DIR": str(self.cache), "CUDA_VISIBLE_DEVICES": ""}
+        env["LOADER_BUILD"] = "eager"
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env
