@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..cache.key import key
 from ..cache.lock import FileLock, gate
@@ -107,7 +107,8 @@ class Job:
         """`why` is the reason where that is not an edit; `then` is called when it has ended."""
         self.recipe, self.store = recipe, store
         self.error: BuildError | None = None
-        self.result, self.seconds, self.key = "", {}, ""
+        self.result, self.key = "", ""
+        self.seconds: dict[str, float] = {}
         self.inputs = recipe.inputs()
         self.stopped = False
         self._why, self._then = why, then
@@ -313,7 +314,7 @@ def locked_workshop(folder: Path) -> Iterator[Workshop]:
 class Batch:
     """Jobs that were started together; `report` hears of them."""
 
-    def __init__(self, jobs: Collection[Job], store: Store, report):
+    def __init__(self, jobs: Collection[Job], store: Store, report: Any):
         self.jobs, self._store, self._report = [*jobs], store, report
         self._began = time.perf_counter()
         self._left = len(self.jobs)
@@ -381,7 +382,7 @@ class Batch:
     def _end(self) -> None:
         _batches.discard(self)
         keys = [job.key for job in self.jobs if job.result == "built"]
-        removed = ()
+        removed: tuple = ()
         if keys:
             with contextlib.suppress(OSError, ValueError):
                 removed = make_room(self._store, keys)
@@ -413,7 +414,7 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-def build(recipe: Recipe, store: Store, report, why: str = "") -> Job:
+def build(recipe: Recipe, store: Store, report: Any, why: str = "") -> Job:
     """Build one recipe here and now; its job, which has ended.
 
     Raises: BuildError.

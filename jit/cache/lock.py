@@ -37,11 +37,11 @@ class FileLock:
             return False
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                raise _no_locks(self.path.parent, error.strerror) from None
+                raise _no_locks(self.path.parent, str(error.strerror)) from None
             raise
         return True
 
-    def note(self, **facts) -> None:
+    def note(self, **facts: object) -> None:
         """Write down what those who wait may want to know."""
         text = json.dumps({"host": socket.gethostname(), "since": time.time(), **facts}).encode()
         os.ftruncate(self.descriptor, 0)

@@ -105,7 +105,7 @@ class Store:
             return None
         return descriptor
 
-    def publish(self, library: Path, inputs: dict, **facts) -> Path:
+    def publish(self, library: Path, inputs: dict, **facts: object) -> Path:
         """Make a finished library visible in one step; the first builder of a key wins.
 
         `facts` are kept beside what made it. A crash inside leaves a staging folder, which nobody
@@ -167,7 +167,7 @@ def make_private(folder: Path) -> None:
 
 def cannot_write(folder: Path, error: OSError) -> BuildError:
     """What to say where the cache cannot be written."""
-    cure = DISK.get(error.errno, "")
+    cure = DISK.get(error.errno or 0, "")
     return BuildError(
         f"the build cache {folder} cannot be written: {error.strerror}; {cure}"
         "set LOADER_CACHE_DIR to a folder of yours on a disk that can be written"

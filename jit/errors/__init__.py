@@ -23,7 +23,7 @@ class BuildError(RuntimeError):
         self.log = log
 
 
-def no_attribute(where: str, name: str, known: Collection[str], owner) -> AttributeError:
+def no_attribute(where: str, name: str, known: Collection[str], owner: object) -> AttributeError:
     """The error of a name that is none of those `known`, with the nearest of them."""
     import difflib
 

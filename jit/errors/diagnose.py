@@ -14,8 +14,10 @@ from .advice import ERRORS, MACHINE, advice
 from .symbols import demangled, explain_symbols, source_text
 
 _WINDOW = 500_000  # characters looked at, from the first sign of an error on
-_SIGNS = (": error", "): error", "fatal", "rror  ", "ndefined ", "illed", "No space left")
-_SIGNS += ("not found", "cannot ", "unable to", "collect2", "compiler error")
+_SIGNS = (
+    *(": error", "): error", "fatal", "rror  ", "ndefined ", "illed", "No space left"),
+    *("not found", "cannot ", "unable to", "collect2", "compiler error"),
+)
 
 # `file:12:5: error: text` of g++ and clang, `file(12): error #20-D: text` of nvcc.
 _DIAGNOSTIC = re.compile(
@@ -108,7 +110,8 @@ def _compile_errors(lines: list[str]) -> tuple[list[_Error], list[str]]:
     """The compilers' errors, each once, failed static_asserts first; those that have no place."""
     errors: list[_Error] = []
     tools: dict[str, None] = {}
-    current, before = None, []
+    current: _Error | None = None
+    before: list[str] = []
     for line in lines:
         match = _DIAGNOSTIC.match(line) if ": " in line else None
         if match and "rror" in match["kind"]:

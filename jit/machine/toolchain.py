@@ -110,7 +110,7 @@ def current(cache_dir: Path) -> Toolchain:
     programs = [identity(command) if command else None for command in (nvcc, host)]
     return Toolchain(
         cxx=identity(os.environ.get("CXX") or "c++"),
-        nvcc=" with ".join(programs) if all(programs) else None,
+        nvcc=" with ".join(filter(None, programs)) if all(programs) else None,
         cuda_home=home,
         architectures=architectures(cache_dir) if torch.version.cuda else "",
         machine=os.uname().machine,
@@ -150,7 +150,7 @@ def command(variable: str, cuda_home: str | None = None) -> list[str]:
 
 def identity(command: str) -> str | None:
     """Which programs a command such as `ccache g++` runs; None where one is missing."""
-    facts = []
+    facts: list[str] = []
     try:
         words = [command] if os.path.isfile(command) else shlex.split(command)
     except ValueError:
