@@ -2,12 +2,11 @@
 
 import os
 import re
-import shutil
-import subprocess
 from itertools import takewhile
 from pathlib import Path
 
 from .advice import LIBRARIES, OWNERS, advice
+from .cxx import STATEMENTS, demangled
 
 _UNDEFINED = re.compile(
     r".*?(?:undefined reference to |hidden symbol (?=.*(?:isn't|not) defined)"
@@ -19,6 +18,7 @@ _TWICE = re.compile(
     r".*?(?:multiple definition of [`'](?P<quoted>.+?)'|duplicate symbol: (?P<bare>.+))",
     re.IGNORECASE,
 )
+_STATEMENT = f"(?:{'|'.join(sorted(STATEMENTS))})"
 _MORE = re.compile(r">>> |.*: previous definition here")  # of the same error
 
 
@@ -49,20 +49,6 @@ def explain_symbols(
         *map("\n".join, told.values()),
     ]
     return shown[:most], len(undefined) + len(twice) + len(told)
-
-
-def demangled(text: str) -> str:
-    """Return `text` with its symbols as C++ spells them, where c++filt is there to tell."""
-    filt = shutil.which("c++filt") if "_Z" in text else None
-    if filt is None:
-        return text
-    try:
-        done = subprocess.run(
-            [filt], input=text, capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return text
-    return done.stdout
 
 
 def source_text(file: str | Path) -> str:
@@ -156,7 +142,7 @@ def _find(name: str, kind: str, files: list[Path]) -> list[str]:
             before = re.sub(r"__attribute__ *\(\(.*?\){2,}", "", text[start : match.start()])
             if "//" in before or re.match(r"\s*[*#]", before):
                 continue
-            typed = re.match(r"\s*(?!return |else |throw )[A-Za-z_][^=;()]*[\s*&>:]$", before)
+            typed = re.match(rf"\s*(?!{_STATEMENT} )[A-Za-z_][^=;()]*[\s*&>:]$", before)
             follows = text[match.end() : match.end() + 2000]
             body = re.match(r"\s*\([^;{}]*\)[^;{}()]*\{", follows)
             looks = "definition" if body else "declaration"

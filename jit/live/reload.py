@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import NamedTuple
 
-from ..build.builder import cores
+from ..build.slots import cores
 from ..cache.key import manifest
 from ..errors import BuildError
 from ..machine import toolchain
