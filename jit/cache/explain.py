@@ -20,7 +20,7 @@ _TOLD = {
 
 
 def differences(before: dict, after: dict) -> list[str]:
-    """What changed from one manifest to another, a line each; empty where they are equal."""
+    """Return what changed from one manifest to another, a line each; none where they are equal."""
     lines = []
     old, new = before["files"], after["files"]
     for path in sorted({*old, *new}):

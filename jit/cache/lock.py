@@ -30,7 +30,7 @@ class FileLock:
         self.descriptor = descriptor
 
     def take(self, wait: bool = False) -> bool:
-        """Get the lock, at once unless told to wait; whether it is held now."""
+        """Get the lock, at once unless told to wait; True if it is held now."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -48,7 +48,7 @@ class FileLock:
         os.pwrite(self.descriptor, text, 0)
 
     def read(self) -> dict:
-        """What the last holder noted; empty where it had not come to that."""
+        """Return what the last holder noted; empty where it had not come to that."""
         try:
             noted = json.loads(os.pread(self.descriptor, 1 << 16, 0))
             return noted if isinstance(noted, dict) else {}

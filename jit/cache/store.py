@@ -43,7 +43,7 @@ class Store:
         self.path = self.layers[-1]
 
     def has(self, unit: str, key: str) -> bool:
-        """Whether there is such an entry; its library may still prove damaged."""
+        """True if there is such an entry; its library may still prove damaged."""
         return any(os.path.exists(layer / f"{unit}-{key}" / MANIFEST) for layer in self.layers)
 
     def entries(self, unit: str = "") -> Iterator[tuple[Path, dict]]:
@@ -146,7 +146,7 @@ class Store:
 
 
 def _manifest(entry: Path) -> dict:
-    """What is recorded of an entry; ValueError where that is not what made this key."""
+    """Return what is recorded of an entry; ValueError where that is not what made this key."""
     handle = os.open(entry / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(handle, encoding="utf-8") as file:
         recorded = json.load(file)
@@ -166,7 +166,7 @@ def make_private(folder: Path) -> None:
 
 
 def cannot_write(folder: Path, error: OSError) -> BuildError:
-    """What to say where the cache cannot be written."""
+    """Return the error of a cache that cannot be written."""
     cure = DISK.get(error.errno or 0, "")
     return BuildError(
         f"the build cache {folder} cannot be written: {error.strerror}; {cure}"

@@ -1,4 +1,4 @@
-"""What a failed build's output comes down to: the few lines that a person can act on.
+"""A failed build's output in short: the few lines that a person can act on.
 
 Looked at in this order: the machine (disk, memory, toolkit), since it makes all else fail; what
 compilers say; what linkers and dlopen say (symbols.py); at last, the last lines.
@@ -100,7 +100,7 @@ def _lines(output: str) -> list[str]:
 
 
 def _tells_of_the_machine(line: str) -> bool:
-    """Whether this is no quotation, nor an error that concerns a source alone."""
+    """True if this is no quotation, nor an error that concerns a source alone."""
     if line.startswith((" ", "\t", "[")):
         return False
     match = _DIAGNOSTIC.match(line)
@@ -138,7 +138,7 @@ def _compile_errors(lines: list[str]) -> tuple[list[_Error], list[str]]:
 
 
 def _key(error: _Error) -> tuple:
-    """What makes an error the same as another: a use of a template is shown with its first only."""
+    """Return what makes two errors the same: a use of a template is shown with its first only."""
     match, step = error.match, _cause(error)
     at = step.groupdict() if step else match.groupdict()
     return at["file"], at["line"] or at.get("at"), None if step else match["text"]
