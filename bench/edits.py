@@ -83,7 +83,7 @@ def edits(count: int, seed: int):
 
 
 def run(count: int, seed: int, limit: float) -> dict:
-    """What became of `count` edits in this process, whose `loader` lies in the current folder."""
+    """Return what became of `count` edits here, where `loader` lies in the current folder."""
     import torch
 
     import loader

@@ -81,7 +81,7 @@ def measure(contenders, N, C, timer, within):
 
 
 def foreseen_within(most, taken, work, direction, who):
-    """Whether a call with so much work takes fewer seconds, going by the two before it."""
+    """True if a call with so much work takes fewer seconds, going by the two before it."""
     *_, (w0, t0), (w1, t1) = [(0, 0), (0, 0), *taken.get((direction, who), [])]
     slope = (t1 - t0) / (w1 - w0) if w0 else 0
     return t1 + slope * (work - w1) < most

@@ -69,7 +69,7 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 
 def circumstances(device: str, operators: list[str]) -> dict:
-    """What a figure needs beside it: the device, versions and keys of the sources measured."""
+    """Return what a figure needs beside it: device, versions and keys of the sources measured."""
     facts = {
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Collection
+from typing import Any
 
 from ..cache.lock import FileLock, gate
 from ..cache.store import Store, cannot_write, check_writable, make_private
@@ -20,7 +21,7 @@ from .workshop import end_all
 class Batch:
     """Jobs that were started together; `report` hears of them."""
 
-    def __init__(self, jobs: Collection[Job], store: Store, report):
+    def __init__(self, jobs: Collection[Job], store: Store, report: Any):
         self.jobs, self._store, self._report = [*jobs], store, report
         self._began = time.perf_counter()
         self._left = len(self.jobs)
@@ -88,7 +89,7 @@ class Batch:
     def _end(self) -> None:
         _batches.discard(self)
         keys = [job.key for job in self.jobs if job.result == "built"]
-        removed = ()
+        removed: tuple = ()
         if keys:
             with contextlib.suppress(OSError, ValueError):
                 removed = make_room(self._store, keys)
@@ -120,7 +121,7 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-def build(recipe: Recipe, store: Store, report, why: str = "") -> Job:
+def build(recipe: Recipe, store: Store, report: Any, why: str = "") -> Job:
     """Build one recipe here and now; its job, which has ended.
 
     Raises: BuildError.

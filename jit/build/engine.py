@@ -106,7 +106,8 @@ class Job:
         """`why` is the reason where that is not an edit; `then` is called when it has ended."""
         self.recipe, self.store = recipe, store
         self.error: BuildError | None = None
-        self.result, self.seconds, self.key = "", {}, ""
+        self.result, self.key = "", ""
+        self.seconds: dict[str, float] = {}
         self.inputs = recipe.inputs()
         self.stopped = False
         self._why, self._then = why, then

@@ -19,7 +19,7 @@ def check_python(context: Context) -> Found:
 
 
 def check_headers(context: Context) -> Found:
-    """What modules made with pybind11 include; operators do without."""
+    """The headers that modules made with pybind11 include; operators do without."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     if header.exists():
         return "ok", str(header)
@@ -29,7 +29,7 @@ def check_headers(context: Context) -> Found:
 
 
 def check_torch(context: Context) -> Found:
-    """Whether it imports and is new enough."""
+    """Try that it imports, and is new enough."""
     facts = context.facts()
     if error := facts.get("torch_error"):
         module = "numpy" if "numpy" in error.lower() else "torch"
@@ -42,7 +42,7 @@ def check_torch(context: Context) -> Found:
 
 
 def check_numpy(context: Context) -> Found:
-    """Whether torch can use the NumPy that is here."""
+    """Try that torch can use the NumPy that is here."""
     context.cuda  # noqa: B018  not without torch
     facts = context.facts()
     error, version = facts.get("numpy_error"), facts.get("numpy", "")
@@ -55,7 +55,7 @@ def check_numpy(context: Context) -> Found:
 
 
 def check_setuptools(context: Context) -> Found:
-    """What torch.utils.cpp_extension, which compiles, imports: that was tried."""
+    """The package that torch.utils.cpp_extension imports: that was tried."""
     facts, cure = context.facts(), "$ pip install 'setuptools>=70'"
     version = facts.get("setuptools", "")
     if error := facts.get("setuptools_error"):
