@@ -81,10 +81,10 @@ def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: l
     name = _identifier(symbol)
     used = [f"used in {place}" for place in _find(name, "use", of_the_unit)[:1]]
     shown = [f"undefined symbol: {symbol}", *(f"  {said}" for said in used or words)]
-    headers = sorted((root / "include").glob("*.[hc]*"))
+    headers = sorted((root / "include").rglob("*.[hc]*"))
     declared = _find(name, "declaration", headers)[:1]
     shown += [f"  declared in {place}" for place in declared]
-    kernels = sorted([*(root / "kernels").glob("*.c*"), *(root / "ops").glob("*.c*")])
+    kernels = sorted([*(root / "kernels").rglob("*.c*"), *(root / "ops").glob("*.c*")])
     defined = _find(name, "definition", [*of_the_unit, *kernels])[:1]
     home = _home(name, declared[0] if declared else "", root)
     owner = advice(OWNERS, symbol.split("(", maxsplit=1)[0])
@@ -114,7 +114,7 @@ def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: l
 
 def _explain_twice(symbol: str, words: list[str], root: Path, of_the_unit: list[Path]) -> str:
     """Which files define a symbol that only one may define."""
-    files = [*of_the_unit, *sorted((root / "include").glob("*.[hc]*"))]
+    files = [*of_the_unit, *sorted((root / "include").rglob("*.[hc]*"))]
     found = _find(_identifier(symbol), "definition", files)
     places = ["in " + " and in ".join(found)] if len(found) > 1 else words
     cure = "keep one of them; in a header make it `inline`, in a single file `static`"
