@@ -98,7 +98,7 @@ def explain(*names: str):
 
     Raises: ValueError for a name that is no operator.
     """
-    from loader.jit.cache.explain import explanation
+    from loader.jit.operators.explain import explanation
 
     return explanation(_session, _session.named(names))
 

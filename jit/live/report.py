@@ -2,7 +2,7 @@
 
 import html
 
-from ..errors.symbols import demangled
+from ..errors.cxx import demangled
 from ..errors.table import Table
 
 _MOST = 12  # rows of kernels; of the others is said how many there are
