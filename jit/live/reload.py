@@ -25,7 +25,7 @@ from ..build.slots import cores
 from ..cache.key import manifest
 from ..errors import BuildError
 from ..machine import toolchain
-from ..machine.sources import Sources, include_folders, listed
+from ..machine.sources import Sources, listed, source_folders
 from ..operators.session import SESSIONS, Session
 from .rebuild import Rebuilt, Resources, rebuild, swap_object
 from .report import Report, headline
@@ -220,12 +220,10 @@ class Reloader:
         """
         stamps, work = {}, []
         for session in SESSIONS:
-            folders = [session.root / room for room in ("ops", "kernels")]
-            folders += [session.root / folder for folder in include_folders(session.root)]
-            for folder in folders:
-                stamps[str(folder)] = _stamp(str(folder))
+            for folder in source_folders(session.root):
+                stamps[folder] = _stamp(folder)
                 for file in listed(folder):
-                    path = str(folder / file)
+                    path = os.path.join(folder, file)
                     stamps[path] = _stamp(path)
         self._seen, self._sessions = stamps, [*SESSIONS]
         for session in self._sessions:

@@ -279,8 +279,8 @@ def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[st
         found |= files.closure("include/emulate.h") | files.closure(GUARD)
     for name in names:
         if name is None:  # a macro: any header may be meant
-            for file in sorted((units.HOME / "include").iterdir()):
-                found |= files.closure(os.path.join("include", file.name))
+            for file in sorted((units.HOME / "include").rglob("*.*")):
+                found |= files.closure(os.path.relpath(file, units.HOME))
             continue
         for folder in (*folders, "include"):
             path = os.path.normpath(os.path.join(folder, name))
