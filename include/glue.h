@@ -101,23 +101,28 @@ inline void check_same_device(const char* op, const char* first, const Tensor& a
                       device_text(a) + ", got " + device_text(b) + "; move one of them with .to()");
 }
 
-/// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
-/// Fresh memory costs a page fault at the first write to each page, which for 4 KiB pages takes
-/// longer than the kernel itself: where it is large the system is asked for 2 MiB pages.
-inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) {
-    // Not torch::stable::new_empty: that goes through the dispatcher, a microsecond of each call.
-    int64_t strides[64];
+/// A new tensor of `like`'s dtype and device. Not torch::stable::new_empty or empty_like: those go
+/// through the dispatcher, a microsecond of each call.
+inline Tensor new_strided(const Tensor& like, int64_t dims, const int64_t* size,
+                          const int64_t* stride) {
     int32_t dtype, type, index;
-    int64_t step = 1;
-    for (size_t d = shape.size(); d-- > 0; step *= std::max<int64_t>(shape[d], 1))
-        strides[d] = step;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
     AtenTensorHandle made;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides,
-                                                    dtype, type, index, &made));
-    Tensor out(made);
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, size, stride, dtype, type, index, &made));
+    return Tensor(made);
+}
+
+/// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
+/// Fresh memory costs a page fault at the first write to each page, which for 4 KiB pages takes
+/// longer than the kernel itself: where it is large the system is asked for 2 MiB pages.
+inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) {
+    int64_t strides[64];
+    int64_t step = 1;
+    for (size_t d = shape.size(); d-- > 0; step *= std::max<int64_t>(shape[d], 1))
+        strides[d] = step;
+    Tensor out = new_strided(like, int64_t(shape.size()), shape.data(), strides);
 #ifdef MADV_HUGEPAGE
     constexpr uintptr_t kPage = 1 << 21;
     const uintptr_t bytes = out.numel() * out.element_size();
@@ -128,6 +133,31 @@ inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) 
     }
 #endif
     return out;
+}
+
+/// A new tensor with `like`'s shape too, and its strides where it is dense: torch.empty_like.
+inline Tensor new_like(const Tensor& like) {
+    if (!like.is_contiguous()) return torch::stable::empty_like(like);
+    return new_strided(like, like.dim(), like.sizes().data(), like.strides().data());
+}
+
+/// Sizes and strides of tensors of one shape over their dimensions [first, last), outermost first,
+/// neighbours merged where every tensor lets them. Returns how many there are; -1 for over `most`.
+inline int merge_dims(const std::vector<const Tensor*>& tensors, int64_t first, int64_t last,
+                      int most, int64_t* size, const std::vector<int64_t*>& stride) {
+    int dims = 0;
+    for (int64_t d = first; d < last; ++d) {
+        const int64_t length = tensors[0]->size(d);
+        if (length == 1) continue;
+        bool merge = dims > 0;
+        for (size_t i = 0; merge && i < tensors.size(); ++i)
+            merge = stride[i][dims - 1] == length * tensors[i]->stride(d);
+        if (!merge && dims == most) return -1;
+        if (!merge) size[dims++] = 1;
+        size[dims - 1] *= length;
+        for (size_t i = 0; i < tensors.size(); ++i) stride[i][dims - 1] = tensors[i]->stride(d);
+    }
+    return dims;
 }
 
 /// Runs a kernel on `like`'s device: on the GPU in the caller's current stream, on the CPU over

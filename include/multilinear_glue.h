@@ -1,36 +1,31 @@
 // The torch side of trilinear_interpolation and bilinear_interpolation: checks, allocation, launch.
-// `Op` is a Cell (multilinear.h) that also names the operator and its launchers; see ops/.
+// `Op` is a Cell (multilinear.h) that also names the operator and its launchers.
 #pragma once
 #include <tuple>
 
 #include "glue.h"
 #include "multilinear.h"
+#include "shapes.h"
 
 /// Points [begin, end) to a thread: enough work to be worth handing over.
 inline int64_t points_grain(int corners, int64_t F) { return 1 + 16384 / (corners * (F + 4)); }
 
+/// Refuses tensors that do not fit; the sizes N and F, without feats N alone.
 template <typename Op>
-void check_points(const Tensor& points) {
+Sizes check_inputs(const Tensor* feats, const Tensor& points) {
+    static const std::string corners = "(N, " + std::to_string(1 << Op::D) + ", F)";
+    static const std::string point = "(N, " + std::to_string(Op::D) + ")";
+    static const std::string cure =
+        std::string("stack the corners of a cell along dimension 1, ") + Op::corner_order;
+    Sizes sizes(Op::name);
+    if (feats) {
+        check_tensor(Op::name, "feats", *feats);
+        sizes.match("feats", *feats, corners.c_str(), cure.c_str());
+    }
     check_tensor(Op::name, "points", points);
-    if (points.dim() != 2 || points.size(1) != Op::D)
-        raise(Op::name,
-              "points must be (N, " + std::to_string(Op::D) + "), got " + shape_text(points));
-}
-
-template <typename Op>
-void check_feats(const Tensor& feats, const Tensor& points) {
-    constexpr int K = 1 << Op::D;
-    check_tensor(Op::name, "feats", feats);
-    if (feats.dim() != 3 || feats.size(1) != K)
-        raise(Op::name, "feats must be (N, " + std::to_string(K) + ", F), got " +
-                            shape_text(feats) +
-                            "; stack the corners of a cell along dimension 1, " + Op::corner_order);
-    check_points<Op>(points);
-    if (feats.size(0) != points.size(0))
-        raise(Op::name, "feats (N, " + std::to_string(K) + ", F) and points (N, " +
-                            std::to_string(Op::D) + ") must have the same N, got " +
-                            shape_text(feats) + " and " + shape_text(points));
-    check_same_device(Op::name, "feats", feats, "points", points);
+    sizes.match("points", points, point.c_str());
+    if (feats) check_same_device(Op::name, "feats", *feats, "points", points);
+    return sizes;
 }
 
 template <typename Op>
@@ -50,7 +45,7 @@ inline void set_feats(MultilinearParams& p, const Tensor& feats) {
 
 template <typename Op>
 Tensor multilinear(const Tensor& feats, const Tensor& points) {
-    check_feats<Op>(feats, points);
+    check_inputs<Op>(&feats, points);
     MultilinearParams p = points_params<Op>(points);
     p.dtype = dtype_of(Op::name, "feats", feats);
     p.F = feats.size(2);
@@ -69,18 +64,11 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
                                                 const Tensor& points, bool need_feats,
                                                 bool need_points) {
     constexpr int K = 1 << Op::D;
-    if (feats)
-        check_feats<Op>(*feats, points);
-    else
-        check_points<Op>(points);
+    Sizes sizes = check_inputs<Op>(feats ? &*feats : nullptr, points);
     if (need_points && !feats) raise(Op::name, "the gradient to points needs feats, got None");
     check_tensor(Op::name, "grad_out", grad_out);
-    const int64_t N = points.size(0), F = feats                 ? feats->size(2)
-                                          : grad_out.dim() == 2 ? grad_out.size(1)
-                                                                : -1;
-    if (grad_out.dim() != 2 || grad_out.size(0) != N || grad_out.size(1) != F)
-        raise(Op::name, "grad_out must be (N, F) = (" + std::to_string(N) + ", " +
-                            (F < 0 ? "F" : std::to_string(F)) + "), got " + shape_text(grad_out));
+    sizes.match_known("grad_out", grad_out, "(N, F)");
+    const int64_t N = sizes["N"], F = sizes["F"];
     check_same_device(Op::name, "points", points, "grad_out", grad_out);
     MultilinearParams p = points_params<Op>(points);
     p.dtype = dtype_of(Op::name, "grad_out", grad_out);
@@ -102,7 +90,13 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
     return {grad_feats, grad_points};
 }
 
-#define OCTET_MULTILINEAR(X, Op)                                                           \
+/// An operator: its cell, its name, and its launchers.
+#define OCTET_MULTILINEAR(X, Cell)                                                         \
+    struct X##_operator : Cell {                                                           \
+        static constexpr const char* name = #X;                                            \
+        static constexpr auto on_cpu = &X##_cpu;                                           \
+        static constexpr auto on_cuda = OCTET_CUDA_LAUNCHER(X##_cuda);                     \
+    };                                                                                     \
     STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {                                              \
         m.def(#X "(Tensor feats, Tensor points) -> Tensor");                               \
         m.def(#X                                                                           \
@@ -110,6 +104,6 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
               "bool need_points) -> (Tensor grad_feats, Tensor grad_points)");             \
     }                                                                                      \
     STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                       \
-        m.impl(#X, TORCH_BOX(&multilinear<Op>));                                           \
-        m.impl(#X "_backward", TORCH_BOX(&multilinear_backward<Op>));                      \
+        m.impl(#X, TORCH_BOX(&multilinear<X##_operator>));                                 \
+        m.impl(#X "_backward", TORCH_BOX(&multilinear_backward<X##_operator>));            \
     }

@@ -104,11 +104,11 @@ assert ctypes.CDLL(path).answer() == 42
 
 
 def test_50_kills_at_random_moments_leave_a_cache_that_works(tmp_path, counting):
-    """Of the importer, its process group, its worker, a compiler, or ninja alone; then all is well.
+    """Of the importer, its process group, or a compiler; in any mode of building; then all is well.
 
     The unit is a tiny one without torch's headers, so that the moments fall everywhere.
     """
-    victims = ("importer", "group", "python", "ninja", "cc1plus")
+    victims = ("importer", "group", "cc1plus", "c++")
 
     def round_(number: int) -> str:
         dice = random.Random(number)
@@ -117,12 +117,13 @@ def test_50_kills_at_random_moments_leave_a_cache_that_works(tmp_path, counting)
         slower = "#include <string>\n" if victim == "cc1plus" else ""
         (checkout.root / "ops/square.cpp").write_text(slower + TINY)
         slow = {"SLOW": "0.4", "OMP_NUM_THREADS": "1"}
+        slow["LOADER_BUILD"] = dice.choice(("eager", "background", "lazy"))
         process = checkout.start(USE_TINY, start_new_session=True, **slow)
-        if victim in ("ninja", "cc1plus"):
+        if victim in ("c++", "cc1plus"):
             while not any(name == victim for _, name in descendants(process.pid)):
                 assert process.poll() is None
                 time.sleep(0.005)
-            time.sleep(dice.uniform(0, 0.3 if victim == "ninja" else 0.05))
+            time.sleep(dice.uniform(0, 0.3 if victim == "c++" else 0.05))
         else:
             time.sleep(dice.uniform(0.8, 4.5))
         if victim == "group":
@@ -162,7 +163,7 @@ def test_who_waits_is_told_for_whom_and_gets_the_error_of_a_build_that_failed(ch
     said = re.search(
         r"loader: waiting for process (\d+) \((\d+) s\), which is building square", second.stderr
     )
-    assert said and int(said[1]) > first.pid
+    assert said and int(said[1]) == first.pid
     kernel.write_text((ROOT / "kernels/square_cpu.cpp").read_text())
     assert checkout.run(USE).returncode == 0
 
@@ -256,7 +257,7 @@ def test_a_process_that_could_not_build_keeps_no_lock(checkout):
     """It lives on, as a notebook does, and another one mends the cause and builds."""
     code = """
 import torch, loader
-from loader.jit.build import builder as build
+from loader.jit.build import engine as build
 def full(folder):
     raise OSError(28, "No space left on device")
 build.check_writable = full

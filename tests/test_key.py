@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loader.jit.cache import key
+from loader.jit.machine import gpus, toolchain
 from loader.jit.machine import sources as units
-from loader.jit.machine import toolchain
 
 TOOLCHAIN = toolchain.Toolchain(
     cxx="/usr/bin/g++-12 1 2",
@@ -217,14 +217,14 @@ def test_torch_is_named_by_version_and_commit(detect):
 def test_gpus_are_remembered_until_the_next_boot(monkeypatch, tmp_path):
     """The driver is asked once for a set of devices; other devices, and it is asked again."""
     asked = []
-    monkeypatch.setattr(toolchain, "_gpu_capabilities", lambda: asked.append(1) or ["9.0"])
+    monkeypatch.setattr(gpus, "capabilities", lambda: asked.append(1) or ["9.0"])
     file = tmp_path / "cache" / "gpus.json"
     for _ in range(3):
-        assert toolchain._remembered_capabilities(["/dev/null"], file) == "9.0"
+        assert gpus.remembered_capabilities(["/dev/null"], file) == "9.0"
     assert len(asked) == (1 if Path("/proc/sys/kernel/random/boot_id").exists() else 3)
-    toolchain._remembered_capabilities(["/dev/zero"], file)
+    gpus.remembered_capabilities(["/dev/zero"], file)
     file.write_text("{")
-    toolchain._remembered_capabilities(["/dev/zero"], file)
+    gpus.remembered_capabilities(["/dev/zero"], file)
     assert len(asked) >= 3
 
 

@@ -1,10 +1,12 @@
 """Kernels from a string: constants, names, arguments, errors, the store, on the CPU and on GPUs."""
 
+import copy
 import ctypes
 import importlib
 import json
 import os
 import re
+import signal
 import statistics
 import struct
 import subprocess
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from torch._subclasses import FakeTensorMode
 
 import loader
 from loader.jit.errors import BuildError
@@ -385,6 +388,150 @@ def test_what_a_launch_on_the_cpu_refuses():
         scale(X, X.to("meta"), 1.0, 1, grid=1, block=1)
 
 
+FAULTS = """
+__device__ int deep(int n) {
+    volatile int room[1000];
+    room[0] = n;
+    return deep(n + 1) + room[0];
+}
+__global__ void copy(float* out, const float* x, int n) {
+    for (int i = 0; i < n; ++i) out[i] = x[i];
+}
+__global__ void far(float* out, long long at) { out[at] = 1; }
+__global__ void share(int* out, int n) { out[0] = 12 / n; }
+__global__ void endless(int* out) { out[0] = deep(0); }
+__global__ void throws() { throw 3; }
+__global__ void perhaps(float* out, const float* x) { out[0] = x ? x[0] : 5; }
+"""
+
+
+def test_a_fault_in_a_kernel_is_an_error_and_not_the_end_of_the_process():
+    """In a process of its own, with Python's own handlers, which are there again afterwards."""
+    code = f"""
+import faulthandler, json, loader, torch
+faulthandler.enable()
+mod = loader.source_module({FAULTS!r}, device="cpu")
+x, i = torch.ones(4), torch.zeros(1, dtype=torch.int32)
+calls = [lambda: mod.copy(None, x, 4, block=1), lambda: mod.copy(x, None, 4, block=1),
+         lambda: mod.copy(None, None, 4, block=1), lambda: mod.far(x, 1 << 44, block=1),
+         lambda: mod.share(i, 0, block=1), lambda: mod.endless(i, block=1),
+         lambda: mod.throws(block=1), lambda: mod.copy(None, None, 0, block=1)]
+said = []
+for call in calls:
+    try:
+        said.append(str(call()))
+    except RuntimeError as error:
+        said.append(str(error))
+mod.share(i, 4, block=1), mod.perhaps(x, None, block=1)
+print(json.dumps({{"said": said, "then": [i.item(), x[0].item()]}}))
+"""
+    found = in_a_new_process(code, cache=Path(os.environ["LOADER_CACHE_DIR"]))
+    nothing = "a read or write at address 0x0, where nothing is"
+    assert found["said"][:3] == [
+        f"copy: {nothing}; out is a null pointer",
+        f"copy: {nothing}; x is a null pointer",
+        f"copy: {nothing}; out, x are null pointers",
+    ]
+    assert found["said"][3].startswith("far: a read or write at address 0x")
+    assert found["said"][4].startswith("share: an integer divided by zero, at the instruction 0x")
+    assert found["said"][5].startswith("endless: a read or write at address 0x")
+    assert found["said"][6].startswith("throws: an exception of C++, thread (0, 0, 0) of block")
+    assert found["said"][7] == "None"
+    assert found["then"] == [3, 5.0]
+
+
+def test_a_fault_elsewhere_is_left_to_its_own_handler():
+    """A launch in another thread does not make a message of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import ctypes, faulthandler, threading, torch, loader
+mod = loader.source_module("__global__ void f(volatile int* x) {{ while (!x[0]) ++x[1]; }}", device="cpu")
+faulthandler.enable()
+x = torch.zeros(2, dtype=torch.int32)
+launch = threading.Thread(target=mod.f, args=(x,), kwargs={{"block": 1}}, daemon=True)
+launch.start()
+while not x[1]:
+    assert launch.is_alive()
+ctypes.string_at(0)
+"""],
+        env={**os.environ, "LOADER_BUILD": "lazy"}, capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr and "string_at" in done.stderr
+
+
+def no_memory():
+    x = torch.ones(4)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.empty(4)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: X.to("meta"), "must be on the CPU, for which this module was made, got meta"),
+        (X.to_sparse, "must be dense, got torch.sparse_coo; pass x.to_dense()"),
+        (X[None].to_sparse_csr, "must be dense, got torch.sparse_csr; pass x.to_dense()"),
+        (torch.tensor([1 + 2j]).conj().imag.clone, None),
+        (lambda: torch.tensor([1 + 2j]).conj().imag, "is lazily negated; pass it with .resolve_neg()"),
+        (no_memory, "has no memory of its own"),
+        (fake, "has no memory of its own"),
+        (lambda: torch.empty(0), None),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Accessing the data pointer of FakeTensor")
+def test_tensors_without_values_in_memory(make, message):
+    scale = loader.source_module(SOURCE, device="cpu", **SETTINGS).scale
+    x, out = make(), torch.empty(1)
+    if message is None:
+        return scale(out, x, 1.0, x.numel(), block=1)
+    with pytest.raises(RuntimeError) as error:
+        scale(out, x, 1.0, 1, block=1)
+    assert str(error.value).startswith(f"scale: x {message}")
+    with pytest.raises(RuntimeError, match="x has no memory of its own"):
+        torch.func.vmap(lambda x: scale(out, x, 1.0, 1, block=1))(torch.ones(2, 1))
+
+
+@pytest.mark.parametrize("kind", ["float", "double", "__nv_bfloat16"])
+def test_numbers_beyond_a_type(kind):
+    convert = signature.Parameter("f", 0, "x", kind).convert
+    with pytest.raises(RuntimeError, match="f: x must be within the range of "):
+        convert(10**400)
+    if kind != "double":
+        with pytest.raises(RuntimeError, match="f: x must be within the range of "):
+            convert(3.4028236e38)
+    assert convert(float("inf")) in (float("inf"), 0x7F80)
+
+
+# Kernels as attributes
+
+
+def test_kernels_are_attributes(module):
+    assert module.scale is module.get_function("scale") and module.fill.name == "fill"
+    assert {"scale", "count", "fill", "get_function"} <= {*dir(module)}
+    with pytest.raises(AttributeError, match=r"no kernel 'scal'; .*; did you mean 'scale'\?"):
+        module.scal  # noqa: B018
+    with pytest.raises(AttributeError, match="'power' is a template: name what it is to be made"):
+        module.power  # noqa: B018
+    assert not hasattr(module, "__array__") and not hasattr(module, "_ipython_display_")
+    assert copy.copy(module).scale is module.scale
+    with pytest.raises(AttributeError):  # before there are any kernels
+        type(module).__new__(type(module)).scale  # noqa: B018
+
+
+def test_without_a_grid_there_is_one_block(module, device):
+    x, out = torch.rand(10, device=device), torch.zeros(10, device=device)
+    module.scale(out, x, 2.0, 10, block=4)
+    assert torch.equal(out[:4], 2 * x[:4] + 0.5) and not out[4:].any()
+
+
 def test_a_kernel_that_asserts_raises():
     """And does not end the process, which a failed assert in C++ does."""
     mod = loader.source_module(
@@ -481,6 +628,39 @@ def test_never_build_is_kept_to(monkeypatch):
         BuildError, match=r"no build of this source with these constants.*LOADER_BUILD=never"
     ):
         loader.source_module("__global__ void never() {}", device="cpu")
+
+
+def test_of_two_processes_one_compiles_and_the_other_waits(tmp_path):
+    log, go, compiler = tmp_path / "log", tmp_path / "go", tmp_path / "c++"
+    compiler.write_text(
+        f'#!/bin/sh\necho $$ >> "{log}"\nwhile [ ! -e "{go}" ]; do sleep 0.02; done\nexec c++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    code = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import loader, torch
+print("asks", flush=True)
+x = torch.zeros(1, dtype=torch.int32)
+loader.source_module("__global__ void f(int* x) {{ x[0] = 7; }}", device="cpu").f(x, block=1)
+print(x.item())
+"""
+    env = {
+        **os.environ,
+        "CXX": str(compiler),
+        "LOADER_CACHE_DIR": str(tmp_path / "cache"),
+        "LOADER_BUILD": "lazy",
+    }
+    two = [
+        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.stdout.readline() for process in two] == ["asks\n"] * 2
+    while not log.exists():
+        time.sleep(0.02)
+    time.sleep(1)  # the other one comes to its compiler too, if it does not wait
+    go.touch()
+    assert [process.communicate(timeout=100)[0] for process in two] == ["7\n"] * 2
+    assert len(log.read_text().split()) == 2  # to preprocess, to compile
 
 
 # Compiling for a GPU needs none

@@ -1,4 +1,7 @@
-"""How something is built: who builds and who waits, the worker, its progress.
+"""How something is built: who builds and who waits, what runs the compilers, progress.
+
+Doors: `builder` (what the store lacks), `worker` (the process that compiles), `receipt` (what was
+done, in milliseconds), `compile_commands` (for editors).
 
 Imports `cache`, `machine` and `errors`.
 """

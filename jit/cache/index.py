@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..machine import files
 from ..machine.sources import include_folders, listed
 from ..machine.toolchain import Toolchain
 
@@ -54,9 +55,7 @@ class Index:
             seen, newest = self._look(paths)
             if not self._usable or newest > time.time() - 2:
                 return
-            draft = self._file.with_name(f"{self._file.name}-{os.getpid()}")
-            draft.write_text(json.dumps({"seen": seen, "paths": paths, "keys": keys}))
-            os.replace(draft, self._file)
+            files.write(self._file, json.dumps({"seen": seen, "paths": paths, "keys": keys}))
         except OSError:
             pass  # a read-only cache: the next import digests the sources again
 

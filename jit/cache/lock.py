@@ -73,8 +73,8 @@ class FileLock:
 def gate(folder: Path) -> Iterator[None]:
     """Held for the moment in which a process takes all the locks that it can get.
 
-    Without it processes that start together would share the units out among them, and each would
-    import torch to build one. Says so where locks do not lock, as in some network folders.
+    Without it processes that start together would share the units out among them, and compile on
+    more cores than there are. Says so where locks do not lock, as in some network folders.
     """
     door = FileLock(folder / ".gate")
     door.take(wait=True)

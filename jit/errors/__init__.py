@@ -1,4 +1,10 @@
-"""The exception of a failed build, and what a misspelt name gets."""
+"""What a failed build and a misspelt name are told as, and the tables that loader prints.
+
+Doors: `BuildError` and `no_attribute` of this file, `diagnose` (what a build's output comes down
+to), `symbols` (what linkers say), `literal` (where a string stands in the user's file), `table`.
+
+Imports no other room.
+"""
 
 from collections.abc import Collection
 

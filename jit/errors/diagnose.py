@@ -11,7 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from .advice import ERRORS, MACHINE, advice
-from .symbols import demangled, explain_symbols, source_text
+from .cxx import demangled
+from .symbols import explain_symbols, source_text
 
 _WINDOW = 500_000  # characters looked at, from the first sign of an error on
 _SIGNS = (": error", "): error", "fatal", "rror  ", "ndefined ", "illed", "No space left")

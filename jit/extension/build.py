@@ -27,7 +27,8 @@ import torch
 
 import loader
 
-from ..build.worker import cuda_runtime, linker_flags
+from ..build.flags import cuda_runtime
+from ..build.flags import of as flags_of
 from ..cache.key import key
 from ..cache.lock import FileLock
 from ..cache.prune import prune
@@ -314,7 +315,7 @@ class _Builder:
         self.levels = []
         with ThreadPoolExecutor(2 * len(jobs)) as self.pool:
             self._slots = threading.BoundedSemaphore(_jobs())
-            self._link_flags = self.pool.submit(linker_flags)
+            self._link_flags = self.pool.submit(self._linker)
             futures = [self.pool.submit(*job) for job in jobs]
             objects, failures = [], []
             for future in futures:
@@ -328,6 +329,9 @@ class _Builder:
         if failures:
             raise _Failed("\n".join(failures))
         return self._link(objects)
+
+    def _linker(self) -> list[str]:
+        return [*flags_of(self.toolchain, self.folder.parent).linker]
 
     def _cpp(
         self, source: Source, functions: dict[str, str] | None, narrow: bool
@@ -382,7 +386,7 @@ class _Builder:
         ways = text_of.levels(
             source.text, False, self.extension.implicit_headers, self.torch_include
         )
-        nvcc_only = text_of.Level("kernels", text_of.LAUNCHES.partition(text_of._PUSH)[0])
+        nvcc_only = text_of.Level("kernels", text_of.LAUNCHES.partition(text_of.PUSH)[0])
         device = self.pool.submit(self._compile_cuda, source, nvcc_only, split.device)
         host, said = None, ""
         for way in ways:

@@ -232,14 +232,14 @@ _BOTH = re.compile(
 _SAFE_HEADER = re.compile(
     r"(?:torch|ATen|c10)/.*|cuda[\w.]*|[a-z_]+|c?math\.h|std\w+\.h|mma\.h|cooperative_groups\.h"
 )
-_PUSH = (
+PUSH = (
     'extern "C" unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, struct CUstream_st*);\n'
     "inline bool octet_configure(dim3 grid, dim3 block, size_t shared = 0,\n"
     "                            struct CUstream_st* stream = nullptr) {\n"
     "    return __cudaPushCallConfiguration(grid, block, shared, stream) == 0;\n"
     "}\n"
 )
-LAUNCHES = "#include <cuda.h>\n#include <cuda_runtime.h>\n" + _PUSH
+LAUNCHES = "#include <cuda.h>\n#include <cuda_runtime.h>\n" + PUSH
 
 
 def halves(text: str, name: str) -> Halves | None:

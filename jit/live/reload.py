@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import NamedTuple
 
-from ..build.builder import cores
+from ..build.slots import cores
 from ..cache.key import manifest
 from ..errors import BuildError
 from ..machine import toolchain
@@ -151,7 +151,7 @@ class Reloader:
                 self._sessions = []  # edited already: look again before the next cell
             self._trials.start()
             with contextlib.suppress(BuildError, OSError):  # the first edit will tell
-                swap_object(SESSIONS[0].caches[-1] / "work")
+                swap_object(SESSIONS[0])
 
     def is_unchanged(self) -> bool:
         """Whether no source file was touched since they were last looked at; well below 1 ms."""
@@ -266,7 +266,7 @@ class Reloader:
                 edit.text = "the sources are again those of the code in use"
                 return edit
             if task.compile:
-                rebuilt = edit.rebuilt = rebuild(session, name, jobs)
+                rebuilt = edit.rebuilt = rebuild(session, name)
                 session.errors.pop(name, None)
             self._decide(operator, edit, trial, devices, limit, force)
         except BuildError as error:

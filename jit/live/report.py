@@ -3,7 +3,7 @@
 import html
 import sys
 
-from ..errors.symbols import demangled
+from ..errors.cxx import demangled
 from ..errors.table import Table
 
 _MOST = 12  # rows of kernels; of the others is said how many there are

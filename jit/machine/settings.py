@@ -18,7 +18,10 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting(
-        "LOADER_BUILD", "eager", ("eager", "lazy", "never"), "when to compile what the cache lacks"
+        "LOADER_BUILD",
+        "background",
+        ("background", "eager", "lazy", "never"),
+        "when to compile what the cache lacks",
     ),
     Setting(
         "LOADER_CACHE_DIR",

@@ -1,4 +1,7 @@
-"""Operators: found, loaded at first use, and the frame that `ops/X.py` stands on.
+"""Operators: found in a folder, built, loaded at first use, and what `ops/X.py` stands on.
 
-Imports `build`, `cache`, `machine` and `errors`; nothing of `extension`, `source` or `live`.
+Doors: `session` (the operators of one folder), `frame` (for `ops/X.py`), `library`
+(`loader.Library`), `accelerate` (`loader.accelerate_torch`), `explain`, `new`.
+
+Imports `build`, `cache`, `machine` and `errors`.
 """

@@ -1,17 +1,19 @@
 """One source's builds: found in this process or in the store, or made by its compiler."""
 
+import contextlib
 import functools
 import os
 import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from ..cache.key import key as _key_of
-from ..cache.store import Store
+from ..cache.key import key as key_of
+from ..cache.lock import FileLock
+from ..cache.store import Store, make_private
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
@@ -80,7 +82,7 @@ class Recipe:
         if (arch, names) in self._made:
             return self._made[arch, names]
         inputs = self._inputs(arch, names)
-        key = _key_of(inputs)
+        key = key_of(inputs)
         with _lock:
             if key not in _builds:
                 _builds[key] = self._from_store(key) or self._compiled(inputs)
@@ -146,13 +148,18 @@ class Recipe:
         return Build(code, kernels, names, facts["text"])
 
     def _compiled(self, inputs: dict) -> Build:
-        """A new build, put into the store where that can be written."""
+        """A new build, put into the store where that can be written; another process's, if it is
+        about to put the same there.
+        """
         if settings.value("LOADER_BUILD") == "never":
             raise BuildError(
                 "source_module: there is no build of this source with these constants in the cache "
                 "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy"
             )
-        with tempfile.TemporaryDirectory(prefix="octet-") as name:
+        key = key_of(inputs)
+        with _alone(key), tempfile.TemporaryDirectory(prefix="octet-") as name:
+            if made := self._from_store(key):
+                return made
             folder = Path(name)
             try:
                 built, facts = self._compile(inputs, folder)
@@ -163,14 +170,14 @@ class Recipe:
             try:
                 store = Store(settings.cache_dirs(units.HOME))
                 store.publish(built, inputs, **facts)
-                _make_room(_key_of(inputs))
+                _make_room(key)
             except (BuildError, OSError) as error:
                 warnings.warn(
                     f"kernels from a string are compiled anew in each process: {error}",
                     stacklevel=2,
                 )
                 return self._loaded(built, facts)
-            return self._from_store(_key_of(inputs)) or self._loaded(built, facts)
+            return self._from_store(key) or self._loaded(built, facts)
 
     def _compile(self, inputs: dict, folder: Path) -> tuple[Path, dict]:
         """The compiled file and what to record of it."""
@@ -230,6 +237,26 @@ class Recipe:
         return BuildError(f"source_module: the source does not compile:\n{text}")
 
 
+@contextlib.contextmanager
+def _alone(key: str) -> Iterator[None]:
+    """Held while a key is compiled: another process that wants the same waits, and then finds it.
+
+    256 files serve all keys. Where no file can be locked nobody waits.
+    """
+    folder = Store(settings.cache_dirs(units.HOME)).path.parent / "work"
+    lock = None
+    with contextlib.suppress(BuildError, OSError):  # what publishes will say why
+        make_private(folder)
+        lock = FileLock(folder / f"{UNIT}-{key[:2]}.lock")
+        lock.take(wait=True)
+    try:
+        yield
+    finally:
+        if lock:
+            with contextlib.suppress(OSError):
+                lock.release()
+
+
 def _types_of(encoded: str) -> list[str]:
     """The parameter types in a function pointer's type such as `PFvPfiE`."""
     from .signature import split_symbol
@@ -244,7 +271,11 @@ def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[st
     names = ()
     if any(word in source for word in ("include", "import", "embed")):  # its pattern is a long one
         names = units.included(source.encode(errors="surrogatepass"))
-    found = dict(files.closure("include/emulate.h")) if with_emulate else {}
+    found = {}
+    if with_emulate:
+        from .emulate import GUARD
+
+        found |= files.closure("include/emulate.h") | files.closure(GUARD)
     for name in names:
         if name is None:  # a macro: any header may be meant
             for file in sorted((units.HOME / "include").iterdir()):
@@ -257,7 +288,7 @@ def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[st
 
 
 @functools.cache
-def _make_room(key: str, _once: bool = True) -> None:
+def _make_room(key: str) -> None:
     """Keep the cache within its limit, once in a process."""
     from ..cache.prune import prune
 

@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--in", dest="folder", metavar="FOLDER", help="a folder for loader.Library, not this one"
     )
+    new.add_argument(
+        "--args", nargs="+", metavar="ARG", help="names of its arguments: elementwise in all"
+    )
     new.add_argument("--like", choices=("square", "add2"), default="square", help="made of which")
     doctor = command(
         _doctor, "doctor", "check all that a build needs; exit status 0 if it is there"
@@ -117,7 +120,8 @@ def _new(options, _) -> int:
     from ..operators.new import create
 
     folder = Path(options.folder).expanduser() if options.folder else None
-    print(create(options.name, folder, options.like, frozenset(dir(_loader()))))
+    public = frozenset(dir(_loader()))
+    print(create(options.name, folder, options.like, public, options.args))
     return 0
 
 

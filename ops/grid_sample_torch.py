@@ -16,9 +16,12 @@ import threading
 
 import torch
 
-from ..live import swap
-from . import accelerate_compile
-from .frame import library
+from loader.jit.live import swap
+from loader.jit.operators.frame import library
+
+from . import grid_sample_compile
+
+__all__ = ["accelerate_torch"]  # a public name of loader's
 
 
 class Acceleration:
@@ -78,13 +81,13 @@ class _Kernels:
     def acquire(self) -> None:
         if not self.users:
             self.handles = self._register()
-            accelerate_compile.begin()
+            grid_sample_compile.begin()
         self.users += 1
 
     def release(self) -> None:
         self.users -= 1
         if not self.users:
-            accelerate_compile.end()
+            grid_sample_compile.end()
             handles, self.handles = self.handles, []
             _withdraw(handles)
 
