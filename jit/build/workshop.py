@@ -118,9 +118,7 @@ class Workshop:
             raise CompileError(said or f"the linker ended with status {status}")
         return draft
 
-    def run(
-        self, command: list[str], stage: str = "compile", note: bool = True
-    ) -> tuple[int, str]:
+    def run(self, command: list[str], stage: str = "compile", note: bool = True) -> tuple[int, str]:
         """Run a tool here when a core is free for it; its exit status and all that it printed.
 
         That is not kept in `said` without `note`.
