@@ -386,18 +386,18 @@ def test_the_last_way_is_torchs_own(cuda, tmp_path, monkeypatch):
     monkeypatch.setattr(cpp_extension, "_run_ninja_build", lambda *_, **__: None)
     theirs: dict = {}
     monkeypatch.setattr(cpp_extension, "_write_ninja_file", lambda **facts: theirs.update(facts))
-    flag = ["-DA=1", "-O2"]
+    name, flag = f"own_way_{cuda}", ["-DA=1", "-O2"]
     more = {"extra_cuda_cflags": flag, "cuda_sources": "int g();"} if cuda else {}
     (tmp_path / "theirs").mkdir()
     with pytest.raises((ImportError, OSError)):  # nothing was built
         cpp_extension.load_inline(
-            "m", "int f();", extra_cflags=flag, extra_include_paths=["/a b"],
+            name, "int f();", extra_cflags=flag, extra_include_paths=["/a b"],
             build_directory=str(tmp_path / "theirs"), **more,
         )  # fmt: skip
     sources = [Source("cpp_sources.cpp", "int f();", False)]
     sources += [Source("cuda_sources.cu", "int g();", True)] if cuda else []
     extension = Extension(
-        "m", tuple(sources), None, tuple(flag), tuple(flag), (), ("/a b",),
+        name, tuple(sources), None, tuple(flag), tuple(flag), (), ("/a b",),
         with_cuda=cuda, is_python_module=True, is_standalone=False, implicit_headers=True,
     )  # fmt: skip
     shop = Captured(tmp_path / "work" / "m")

@@ -141,12 +141,7 @@ def load_inline(
         sources.append(Source("cuda_sources.cu", "\n".join(cuda), cuda=True))
     extension = Extension(
         *arguments.common(
-            "load_inline",
-            name,
-            extra_cflags,
-            extra_cuda_cflags,
-            extra_ldflags,
-            extra_include_paths,
+            "load_inline", name, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths
         )(tuple(sources), arguments.functions_named(functions)),
         with_cuda=bool(cuda) if with_cuda is None else bool(with_cuda),
         is_python_module=bool(is_python_module),
