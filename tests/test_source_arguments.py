@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import kernel_strings
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 import loader
 from loader.jit.source import constants, signature
 
-pytest_plugins = ["kernel_strings"]
+cache, module = kernel_strings.cache, kernel_strings.module  # fixtures
 pytestmark = pytest.mark.usefixtures("cache")
 
 X = torch.rand(64)

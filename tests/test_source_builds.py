@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import kernel_strings
 import pytest
 import torch
 from conftest import ROOT
@@ -17,7 +18,7 @@ from loader.jit.errors import BuildError
 from loader.jit.errors import literal as source_place
 from loader.jit.source import nvrtc
 
-pytest_plugins = ["kernel_strings"]
+cache = kernel_strings.cache  # fixtures
 pytestmark = pytest.mark.usefixtures("cache")
 
 

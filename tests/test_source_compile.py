@@ -4,6 +4,7 @@ import ctypes
 import struct
 from types import SimpleNamespace
 
+import kernel_strings
 import pytest
 import torch
 from kernel_strings import SETTINGS, SOURCE
@@ -13,7 +14,7 @@ from loader.jit.source import signature
 from loader.jit.source import text as kernel_text
 from loader.jit.source.launch import CudaFunction
 
-pytest_plugins = ["kernel_strings"]
+cache, for_gpu = kernel_strings.cache, kernel_strings.for_gpu  # fixtures
 pytestmark = pytest.mark.usefixtures("cache")
 
 X = torch.rand(64)

@@ -4,13 +4,14 @@ import statistics
 import threading
 import time
 
+import kernel_strings
 import pytest
 import torch
 from kernel_strings import SETTINGS, SOURCE
 
 import loader
 
-pytest_plugins = ["kernel_strings"]
+cache = kernel_strings.cache  # fixtures
 pytestmark = pytest.mark.usefixtures("cache")
 
 

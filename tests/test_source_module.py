@@ -6,6 +6,7 @@ import importlib
 import re
 import struct
 
+import kernel_strings
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from loader.jit.errors import BuildError
 
 sm = importlib.import_module("loader.jit.source.module")
 
-pytest_plugins = ["kernel_strings"]
+cache, module = kernel_strings.cache, kernel_strings.module  # fixtures
 pytestmark = pytest.mark.usefixtures("cache")
 
 
