@@ -370,6 +370,9 @@ class Captured:
         self.jobs += jobs
         raise CompileError("not compiled")
 
+    def link(self, command, name):
+        self.linked = command
+
 
 @pytest.mark.parametrize("cuda", [False, True])
 def test_the_last_way_is_torchs_own(cuda, tmp_path, monkeypatch):
@@ -805,6 +808,29 @@ def test_a_damaged_precompiled_header_is_not_trusted(tmp_path):
         header.discard()
         assert compiled() == (0, "", True)
         header.close()
+
+
+@pytest.mark.parametrize("standalone", [False, True])
+def test_the_callers_own_flags_reach_the_linker(tmp_path, standalone):
+    """Also where torch's libraries are left out, since nothing needs them."""
+    import loader
+    from loader.jit.machine import toolchain
+
+    own = ("-Wl,-rpath,/a", "-L/b/torch/lib", "-lc10")
+    extension = Extension(
+        "m", (Source("a.cpp", "", False),), None, (), (), own, (),
+        with_cuda=False, is_python_module=not standalone, is_standalone=standalone,
+    )  # fmt: skip
+    shop = Captured(tmp_path / "work" / "m")
+    shop.folder.mkdir(parents=True)
+    tools = toolchain.current.__wrapped__(loader._session.caches[-1])
+    compilers = Compilers(extension, tools, shop)
+    for with_torch in (False, True):
+        compilers.link([shop.folder / "a.o"], with_torch)
+        at = shop.linked.index(own[0])
+        assert shop.linked[at : at + 3] == [*own] and "a.o" in shop.linked
+        assert ("-shared" in shop.linked) is not standalone
+        assert ("-ltorch_cpu" in shop.linked) is with_torch
 
 
 def test_conditions_that_torchs_headers_do_not_change_leave_the_quick_way(shared):

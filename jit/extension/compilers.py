@@ -23,6 +23,7 @@ from .levels import UMBRELLAS, Level
 from .names import Names, macros_of, names_of
 from .precompiled import Precompiled
 
+_HERE = "@extra@"  # where the caller's flags for the linker belong
 _BINDING = Path(loader.__path__[0]) / "include" / "inline_binding.h"
 
 
@@ -85,9 +86,12 @@ class Compilers:
         runtime = []
         if extension.with_cuda:
             runtime = flags.cuda_runtime(self._shop.folder, self._toolchain)
-        found = self._flags.link([*extra, *runtime], extension.with_cuda, extension.is_standalone)
+        found = self._flags.link([_HERE], extension.with_cuda, extension.is_standalone)
+        at = found.index(_HERE)
+        before, behind = found[:at], found[at + 1 :]
         if not with_torch:
-            found = [word for word in found if not _of_torch(word)]
+            behind = [word for word in behind if not _of_torch(word)]
+        found = [*before, *extra, *runtime, *behind]
         names = [path.name for path in objects]
         return self._shop.link([*self._toolchain.command("CXX"), *names, *found], "library.so")
 
