@@ -256,6 +256,7 @@ def test_the_table_is_as_wide_as_the_terminal_and_leaves_commands_whole(monkeypa
     whole = d.Report(findings, {})
     monkeypatch.setenv("COLUMNS", "70")
     lines = str(whole).splitlines()
+    assert repr(whole) == str(whole)  # at a prompt
     assert lines[0] == "ok       ninja         1.13"
     assert lines[1].startswith("ERROR    C++ compiler  words words")
     assert [line.strip() for line in lines if len(line) > 70] == [command]
@@ -623,6 +624,9 @@ look("driver", {str(tmp_path)!r})"""
     "name, value, state",
     [
         ("LOADER_BUILD", "sometimes", "error"),
+        ("LOADER_CACHE_LIMIT", "2XB", "error"),
+        ("LOADER_CACHE_LIMIT", "2GiB", "ok"),
+        ("LOADER_CACHE_DIR", ":", "error"),
         ("CXX", 'g++ "', "error"),
         ("MAX_JOBS", "many", "warning"),
         ("MAX_JOBS", "0", "warning"),

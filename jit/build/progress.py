@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors.table import bytes_text, duration
 from ..machine import settings
-from .engine import Job, say
+from .engine import Job
+from .say import say
 
 
 class Quiet:

@@ -118,9 +118,10 @@ class Workshop:
             raise CompileError(said or f"the linker ended with status {status}")
         return draft
 
-    def run(self, command: list[str], stage: str = "compile") -> tuple[int, str]:
+    def run(self, command: list[str], stage: str = "compile", note: bool = True) -> tuple[int, str]:
         """Run a tool here when a core is free for it; its exit status and all that it printed.
 
+        That is not kept in `said` without `note`.
         Links go before compilers of the same urgency: each ends somebody's wait. Raises:
         CompileError once this workshop has been ended.
         """
@@ -150,10 +151,11 @@ class Workshop:
         if process.returncode < 0:
             out += f"{command[0]} was ended by signal {-process.returncode}\n"
         text = f"{shlex.join(command)}\n{out}"
-        with self._guard:
-            self.said.append(text)
-        if self._verbose:
-            print(text, end="", flush=True)
+        if note:
+            with self._guard:
+                self.said.append(text)
+            if self._verbose:
+                print(text, end="", flush=True)
         return process.returncode, out
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..machine import files
-from ..machine.sources import include_folders, listed
+from ..machine.sources import listed, source_folders
 from ..machine.toolchain import Toolchain
 
 
@@ -65,8 +65,8 @@ class Index:
         The folders' own names count too: a new file may be another operator, or hide a header.
         """
         facts, newest = [self._toolchain], 0.0
-        for folder in ("ops", "kernels", *include_folders(self._root)):
-            facts += listed(os.path.join(self._root, folder))
+        for folder in source_folders(self._root):
+            facts += listed(folder)
         for path in paths:
             stat = os.stat(os.path.join(self._root, path))
             facts.append(

@@ -99,7 +99,7 @@ def tidy(store: Store) -> None:
     """Remove what killed processes left behind."""
     cache = store.path.parent
     left = [*store.path.glob(".staging-*"), *store.path.glob(".damaged-*")]
-    left += [*cache.glob("work/abandoned-*"), *cache.glob("*/.probe-*")]
+    left += [*cache.glob("work/abandoned-*"), *cache.glob("*/.probe-*"), *cache.glob("*/.draft-*")]
     for path in left:
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > _LEFTOVER:

@@ -158,7 +158,8 @@ class Session:
                     self.errors.pop(name, None)
             if not missing:
                 return None
-            from ..build.engine import Batch, Job
+            from ..build.batch import Batch
+            from ..build.engine import Job
             from ..build.progress import Progress
             from .recipe import OperatorRecipe
 

@@ -20,7 +20,7 @@ class Finding:
     cure: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """All findings; printed, it is a table."""
 
@@ -50,6 +50,8 @@ class Report:
             for line in finding.cure.splitlines():
                 lines += _wrap(" " * (wide + 11) + ("" if line[:2] == "$ " else "> "), line, room)
         return "\n".join([*lines, "", self.verdict])
+
+    __repr__ = __str__  # at a prompt too
 
     def _repr_html_(self) -> str:
         colours = {"ok": "green", "warning": "darkorange", "error": "red"}
