@@ -1,13 +1,11 @@
 """Checks of Python and its packages."""
 
-import os
 import platform
-import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
-from .context import Context, Found, last_line, run, version
+from .context import Context, Found, version
 
 
 def check_python(context: Context) -> Found:
@@ -65,22 +63,3 @@ def check_setuptools(context: Context) -> Found:
     if version(version) < (70,):
         return "warning", f"{version}; 70 or newer is expected", cure
     return "ok", version
-
-
-def check_ninja(context: Context) -> Found:
-    """Looked for where a build looks: beside Python, in its package, on PATH."""
-    places, cure = [os.path.dirname(sys.executable)], "$ pip install ninja"
-    try:
-        import ninja
-
-        places.append(ninja.BIN_DIR)
-    except (ImportError, AttributeError):
-        pass  # then one on PATH has to serve, as for a build
-    path = shutil.which("ninja", path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
-    if path is None:
-        return "error", "neither installed nor on PATH", cure
-    works, said = run([path, "--version"])
-    if not works:
-        return "error", f"{path} does not run: {last_line(said)}", cure
-    found = f"{said.strip()}, {path}"
-    return ("ok", found) if version(said) >= (1, 3) else ("error", f"{found}; too old", cure)
