@@ -29,8 +29,13 @@ struct Several {
 
 namespace elementwise {
 
+// A struct and no alias: compilers would take `Number<I>...` for a pattern without a pack.
 template <size_t>
-using Number = float;
+struct Argument {
+    using Number = float;
+};
+template <size_t I>
+using Number = typename Argument<I>::Number;
 
 template <typename Function, size_t... I>
 constexpr bool takes(std::index_sequence<I...>) {
