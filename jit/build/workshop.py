@@ -88,7 +88,7 @@ class Workshop:
         """True once `end` was called: what fails from then on fails for that reason."""
         return self._ended
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         """End what still runs; a failure in one source must not leave others compiling."""
         self.end()
         _open.discard(self)
@@ -179,6 +179,7 @@ class Workshop:
             digest = hashlib.sha256(went_in.encode(errors="surrogateescape")).hexdigest()[:24]
             if found := self._found(f"{stem}.{digest}"):
                 return Object(job.source, found)
+            made: Object | CompileError
             try:
                 made = self._make(job, f"{stem}.{digest}")
             except CompileError as error:

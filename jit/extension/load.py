@@ -21,7 +21,7 @@ import torch
 
 import loader
 
-from ..build import engine
+from ..build import batch, engine
 from ..build.progress import Quiet
 from ..cache.key import key
 from ..cache.store import Store
@@ -196,7 +196,7 @@ def _built(
         )
     if error := recipe.certain_failure(inputs):
         raise error
-    job = engine.build(recipe, store, Quiet())
+    job = batch.build(recipe, store, Quiet())
     library = engine.find(recipe, store, job.inputs)
     if library is None or store.hold(library) is None:
         raise BuildError(f"{recipe.label}: its build was removed at once; try again", recipe.label)

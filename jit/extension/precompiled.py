@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections.abc import Callable
 
-from ..build.engine import close_lock, open_lock
+from ..build.locks import close_lock, open_lock
 from ..build.workshop import Workshop
 from ..cache.store import file_digest
 from ..machine import files

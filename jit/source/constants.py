@@ -39,7 +39,7 @@ _HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
 
 
 def prologue(definitions: Mapping[str, str], file: str) -> str:
-    """What stands before a source that is called `file`, so that its lines keep their numbers."""
+    """Return the lines to put before a source called `file`, whose own keep their numbers."""
     types = {name: text for name, text in definitions.items() if text in TYPES.values()}
     lines = [f"#include <{header}>" for kind, header in _HEADERS.items() if kind in types.values()]
     lines += [f"using {name} = {text};" for name, text in types.items()]
