@@ -835,6 +835,7 @@ def test_the_callers_own_flags_reach_the_linker(tmp_path, standalone):
 
 def test_conditions_that_torchs_headers_do_not_change_leave_the_quick_way(shared):
     text = "#ifndef M_PI\n#define M_PI 3\n#endif\n#if __cplusplus < 1\n#error old\n#endif\n"
+    text = f"#define MINE 1\n{text}#ifndef MINE\n#error mine\n#endif\n"
     code = f"""
 import loader, math
 m = loader.load_inline("asks", {text!r} + "double f() {{ return M_PI; }}", functions=["f"])

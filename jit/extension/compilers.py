@@ -14,6 +14,7 @@ import loader
 
 from ..build import flags
 from ..build.workshop import Compile, CompileError, Workshop
+from ..errors.cxx import directives
 from ..machine import files
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
@@ -127,13 +128,20 @@ class Compilers:
         files.write_record(place, [sorted(names.macros), sorted(names.declared)])
         return names
 
-    def macros(self, source: Source, way: Level, cuda: bool, given: list[str]) -> frozenset[str]:
-        """Return the macros that a source finds; LookupError where that cannot be told."""
-        command = self._nvcc(source, way) if cuda else self._cxx(source, way, given)
-        return self._macros((*command, *self._before(way)), cuda)
+    def macros(
+        self, source: Source, way: Level, cuda: bool, given: list[str], text: str
+    ) -> frozenset[str]:
+        """Return the macros that a text of a source has, its own and those of its headers.
 
-    def _ask_macros(self, command: tuple[str, ...], cuda: bool) -> frozenset[str]:
-        return macros_of(self._preprocessed([*command], "", cuda))
+        Raises: LookupError where the preprocessor cannot tell.
+        """
+        command = self._nvcc(source, way) if cuda else self._cxx(source, way, given)
+        lines = [d for d in directives(text) if d.name in ("include", "define")]
+        kept = "".join(f"#{line.name} {line.rest}\n" for line in lines)
+        return self._macros((*command, *self._before(way)), cuda, kept)
+
+    def _ask_macros(self, command: tuple[str, ...], cuda: bool, text: str) -> frozenset[str]:
+        return macros_of(self._preprocessed([*command], text, cuda))
 
     def _preprocessed(self, command: list[str], text: str, cuda: bool) -> str:
         """A text's preprocessed form with its macros; LookupError where that fails."""
