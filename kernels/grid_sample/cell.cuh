@@ -155,9 +155,9 @@ __device__ __noinline__ Cell<A, D> any_cell(const GridSampleJob& job, const Offs
         cell.part[d] = near ? u - first : A(0);
         cell.base += i * steps.step[2 - d];
         const uint32_t moves = sign > 0 ? 1 : sign < 0 ? 2 : 0;
-        const bool second = near && i + 1 < size && !nearest;
-        cell.flags |= uint32_t(near && i >= 0) << 2 * d | uint32_t(second) << (2 * d + 1);
-        cell.flags |= moves << (8 + 2 * d);
+        cell.flags |= uint32_t(near && i >= 0) << 2 * d |
+                      uint32_t(near && i + 1 < size && !nearest) << (2 * d + 1) |
+                      moves << (8 + 2 * d);
     }
     return cell;
 }
