@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ..machine import files, settings
 from ..machine.sources import HOME, Sources, include_folders, listed, source_folders
 from ..machine.toolchain import Toolchain
 
@@ -21,18 +22,18 @@ _ARCHITECTURE = "8.0"  # where the machine names none: one that each clang since
 
 
 def write(root: Path, toolchain: Toolchain) -> None:
-    """Bring the file of this folder up to date; a folder that cannot be written has none."""
+    """Bring the file of this folder up to date; a folder that cannot be written has none.
+
+    Nor has an installed copy, where whoever uninstalls it would leave the file behind.
+    """
+    if root == HOME and not settings.is_checkout(root):
+        return
     file = root / NAME
     text = json.dumps(commands(root, toolchain), indent=1) + "\n"
     with contextlib.suppress(OSError):
         if file.exists() and file.read_text() == text:
             return
-        draft = root / f".{NAME}-{os.getpid()}"
-        try:
-            draft.write_text(text)
-            os.replace(draft, file)
-        finally:
-            draft.unlink(missing_ok=True)
+        files.write(file, text)
 
 
 def commands(root: Path, toolchain: Toolchain) -> list[dict]:

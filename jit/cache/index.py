@@ -40,7 +40,7 @@ class Index:
         return None
 
     def _are_there(self, keys: dict[str, str]) -> bool:
-        """Whether all these have entries, at the cost of a listing a layer."""
+        """True if all these have entries; costs a listing a layer."""
         wanted = {f"{unit}-{key}" for unit, key in keys.items()}
         for layer in self._layers:
             try:

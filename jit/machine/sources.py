@@ -1,4 +1,4 @@
-"""What there is to build: each operator X is the row of files named X, found by looking."""
+"""Operators to build: each operator X is the row of files named X, found by looking."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ HOME = Path(__file__).parents[2]  # loader's own folder, whose headers serve any
 
 @dataclass(frozen=True)
 class Unit:
-    """What is compiled of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`.
+    """The compiled sources of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`.
 
     Of a CUDA part that takes long, `kernels/X.<anything>.cu` is compiled beside it. Where an
     operator has more files, every `.cpp` and `.cu` of a folder `kernels/X/` is.

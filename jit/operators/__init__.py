@@ -1,8 +1,8 @@
 """Operators: found in a folder, built, loaded at first use, and what `ops/X.py` stands on.
 
-Doors: `session` (the operators of one folder), `frame`, `elementwise` and `shapes` (for
-`ops/X.py`), `library` (`loader.Library`), `offered` (names that `ops/` adds to loader's), `explain`,
-`new`.
+Doors: `session` (the operators of one folder), `recipe` (how one is built), `frame` (for
+`ops/X.py`, with `elementwise` and `shapes`), `offered` (what an operator adds to `loader`),
+`library` (`loader.Library`), `explain`, `new`.
 
 Imports `build`, `cache`, `machine` and `errors`.
 """
