@@ -166,11 +166,11 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
-    m.def("apply_lut3d(Tensor image, Tensor lut, str interpolation) -> Tensor");
-    m.def(
-        "apply_lut3d_backward(Tensor grad_out, Tensor image, Tensor lut, str interpolation, "
-        "bool deterministic, bool need_image, bool need_lut) -> (Tensor grad_image, "
-        "Tensor grad_lut)");
+    define(m, "apply_lut3d(Tensor image, Tensor lut, str interpolation) -> Tensor");
+    define(m,
+           "apply_lut3d_backward(Tensor grad_out, Tensor image, Tensor lut, str interpolation, "
+           "bool deterministic, bool need_image, bool need_lut) -> (Tensor grad_image, "
+           "Tensor grad_lut)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {

@@ -205,11 +205,11 @@ std::tuple<Tensor, Tensor> convolve2d_backward(const Tensor& grad_out, std::opti
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
-    m.def("convolve2d(Tensor image, Tensor kernel, str mode, str boundary) -> Tensor");
-    m.def(
-        "convolve2d_backward(Tensor grad_out, Tensor? image, Tensor kernel, str mode, "
-        "str boundary, bool need_image, bool need_kernel) -> (Tensor grad_image, "
-        "Tensor grad_kernel)");
+    define(m, "convolve2d(Tensor image, Tensor kernel, str mode, str boundary) -> Tensor");
+    define(m,
+           "convolve2d_backward(Tensor grad_out, Tensor? image, Tensor kernel, str mode, "
+           "str boundary, bool need_image, bool need_kernel) -> (Tensor grad_image, "
+           "Tensor grad_kernel)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {

@@ -48,18 +48,19 @@ std::tuple<Tensor, Tensor, Tensor> grid_sample_backward_backward(
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
-    m.def(
-        "grid_sample(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, "
-        "bool align_corners) -> Tensor");
-    m.def(
+    define(m,
+           "grid_sample(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, "
+           "bool align_corners) -> Tensor");
+    define(
+        m,
         "grid_sample_backward(Tensor grad_out, Tensor input, Tensor grid, int interpolation_mode, "
         "int padding_mode, bool align_corners, bool need_input, bool need_grid, "
         "bool deterministic) -> (Tensor grad_input, Tensor grad_grid)");
-    m.def(
-        "grid_sample_backward_backward(Tensor? to_grad_input, Tensor? to_grad_grid, "
-        "Tensor grad_out, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, "
-        "bool align_corners, bool need_grad_out, bool need_input, bool need_grid, "
-        "bool deterministic) -> (Tensor to_grad_out, Tensor to_input, Tensor to_grid)");
+    define(m,
+           "grid_sample_backward_backward(Tensor? to_grad_input, Tensor? to_grad_grid, "
+           "Tensor grad_out, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, "
+           "bool align_corners, bool need_grad_out, bool need_input, bool need_grid, "
+           "bool deterministic) -> (Tensor to_grad_out, Tensor to_input, Tensor to_grid)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
@@ -69,7 +70,7 @@ STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
 }
 
 // What `loader.accelerate_torch()` calls.
-STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) { m.def("grid_sample_replace_aten() -> int[]"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) { define(m, "grid_sample_replace_aten() -> int[]"); }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
     m.impl("grid_sample_replace_aten", TORCH_BOX(&aten::replace));

@@ -153,10 +153,11 @@ std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, c
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
-    m.def(
-        "hash_grid_encoding(Tensor points, Tensor table, Tensor? along, int base_resolution, "
-        "float per_level_scale) -> Tensor");
-    m.def(
+    define(m,
+           "hash_grid_encoding(Tensor points, Tensor table, Tensor? along, int base_resolution, "
+           "float per_level_scale) -> Tensor");
+    define(
+        m,
         "hash_grid_encoding_backward(Tensor grad_out, Tensor points, Tensor table, Tensor? along, "
         "int base_resolution, float per_level_scale, bool need_points, bool need_table, "
         "bool deterministic) -> (Tensor grad_points, Tensor grad_table)");

@@ -135,7 +135,7 @@ inline std::string backward_schema(const char* op, const char* names) {
                   #X " needs the name of each argument of " #Function);                    \
     static_assert(elementwise::outputs<Function> == 1, #Function " must have one result"); \
     STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {                                              \
-        m.def((#X "(" + each(#__VA_ARGS__, "Tensor ") + ") -> Tensor").c_str());           \
+        define(m, (#X "(" + each(#__VA_ARGS__, "Tensor ") + ") -> Tensor").c_str());       \
     }                                                                                      \
     STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                       \
         using Inputs = std::make_index_sequence<elementwise::inputs<Function>>;            \
@@ -151,7 +151,9 @@ inline std::string backward_schema(const char* op, const char* names) {
                   #Function " must take grad_out and each argument of " #X);                      \
     static_assert(Elementwise::count(#__VA_ARGS__) == elementwise::outputs<Function>,             \
                   #Function " must have a result for each argument of " #X);                      \
-    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) { m.def(backward_schema(#X, #__VA_ARGS__).c_str()); } \
+    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {                                                     \
+        define(m, backward_schema(#X, #__VA_ARGS__).c_str());                                     \
+    }                                                                                             \
     STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                              \
         constexpr int kInputs = elementwise::inputs<Function>;                                    \
         if constexpr (kInputs == 2)                                                               \

@@ -7,8 +7,10 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -31,6 +33,18 @@ extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, voi
     ".*' 'nvidia-cuda-crt==" OCTET_TORCH_CUDA ".*'"
 
 using torch::stable::Tensor;
+
+/// Registers a schema, unless loader declared it when it was imported: jit/operators/schemas.py,
+/// which names its process, since the environment goes on to others.
+inline void define(torch::stable::detail::StableLibrary& m, const std::string& schema) {
+    const char* const declared = std::getenv("OCTET_DECLARED");
+    char* names = nullptr;
+    if (declared && std::strtol(declared, &names, 10) == getpid()) {
+        const std::string name = " " + schema.substr(0, schema.find('(')) + " ";
+        if ((std::string(names) + " ").find(name) != std::string::npos) return;
+    }
+    m.def(schema.c_str());
+}
 
 /// Throws what Python sees as RuntimeError, with this text alone.
 [[noreturn]] inline void raise(const char* op, const std::string& what) {

@@ -89,19 +89,19 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
 }
 
 /// An operator: its cell, its name, and its launchers.
-#define OCTET_MULTILINEAR(X, Cell)                                                         \
-    struct X##_operator : Cell {                                                           \
-        static constexpr const char* name = #X;                                            \
-        static constexpr auto on_cpu = &X##_cpu;                                           \
-        static constexpr auto on_cuda = OCTET_CUDA_LAUNCHER(X##_cuda);                     \
-    };                                                                                     \
-    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {                                              \
-        m.def(#X "(Tensor feats, Tensor points) -> Tensor");                               \
-        m.def(#X                                                                           \
-              "_backward(Tensor grad_out, Tensor? feats, Tensor points, bool need_feats, " \
-              "bool need_points) -> (Tensor grad_feats, Tensor grad_points)");             \
-    }                                                                                      \
-    STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                       \
-        m.impl(#X, TORCH_BOX(&multilinear<X##_operator>));                                 \
-        m.impl(#X "_backward", TORCH_BOX(&multilinear_backward<X##_operator>));            \
+#define OCTET_MULTILINEAR(X, Cell)                                                          \
+    struct X##_operator : Cell {                                                            \
+        static constexpr const char* name = #X;                                             \
+        static constexpr auto on_cpu = &X##_cpu;                                            \
+        static constexpr auto on_cuda = OCTET_CUDA_LAUNCHER(X##_cuda);                      \
+    };                                                                                      \
+    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {                                               \
+        define(m, #X "(Tensor feats, Tensor points) -> Tensor");                            \
+        define(m, #X                                                                        \
+               "_backward(Tensor grad_out, Tensor? feats, Tensor points, bool need_feats, " \
+               "bool need_points) -> (Tensor grad_feats, Tensor grad_points)");             \
+    }                                                                                       \
+    STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                        \
+        m.impl(#X, TORCH_BOX(&multilinear<X##_operator>));                                  \
+        m.impl(#X "_backward", TORCH_BOX(&multilinear_backward<X##_operator>));             \
     }

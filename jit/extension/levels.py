@@ -114,6 +114,11 @@ class Level:
     own_binding: bool = False
     shared: bool = False
 
+    @property
+    def is_torchs_own(self) -> bool:
+        """True for the last way, whose prelude stands in the text itself, as torch writes it."""
+        return self.name == "full"
+
 
 TORCH = Level(
     "torch",
