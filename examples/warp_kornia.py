@@ -96,7 +96,7 @@ def sampling(run: Callable, device: str) -> float:
     return sum(getattr(event, time) for event in events) / 1e3
 
 
-def turns(run: Callable, device: str) -> list[tuple[float, float]]:
+def turns(run: Callable, device: str, count: int) -> list[tuple[float, float]]:
     """Medians in milliseconds, (all, sampling), without and with this library's kernels, which
     take turns.
     """
@@ -105,7 +105,7 @@ def turns(run: Callable, device: str) -> list[tuple[float, float]]:
         return loader.time(run, device=device, repeats=3, warmup=3), sampling(run, device)
 
     without, within = [], []
-    for _ in range(7):
+    for _ in range(count):
         without.append(once())
         with loader.accelerate_torch():
             within.append(once())
@@ -139,6 +139,7 @@ def main() -> None:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
     parser.add_argument("--batch", type=int, default=4, help="photographs at a time")
+    parser.add_argument("--turns", type=int, default=7, help="how often times are taken")
     parser.add_argument("--out", type=Path, default=HERE / "out" / "warp_kornia.png")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -155,7 +156,7 @@ def main() -> None:
         without = run()
         with loader.accelerate_torch():
             within = run()
-        apart, taken = difference(without, within), turns(run, options.device)
+        apart, taken = difference(without, within), turns(run, options.device, options.turns)
         (ms, in_sampler), (ms_within, in_ours) = taken
         print(
             f"{name:<23}{ms:8.2f} -> {ms_within:8.2f} ms, sampling {in_sampler:7.2f} -> "
