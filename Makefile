@@ -22,12 +22,13 @@ test: $(READY)  ## file by file on all cores, the longest first
 sanitize: $(READY)  ## the operators' C++ under the address and undefined-behaviour sanitizers
 	$(RUN) -m pytest -q tests/test_sanitizers.py
 
-check: $(READY)  ## formatting, lint, the borders of the rooms; nothing is changed
+check: $(READY)  ## formatting, lint, the borders of the rooms, type hints; nothing is changed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh')
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	$(RUN) -m pytest -q tests/test_rooms.py
+	$(RUN) -m mypy
 
 format: $(READY)
 	$(RUN) -m ruff check --fix .

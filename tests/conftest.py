@@ -108,7 +108,7 @@ class Checkout:
         return subprocess.run(
             [sys.executable, "-m", "loader", *arguments],
             cwd=self.root,
-            env=self.environment(**changes),
+            env=self.environment(**{"LOADER_BUILD": None, **changes}),
             capture_output=True,
             text=True,
             timeout=300,

@@ -228,7 +228,7 @@ def test_a_process_that_could_not_build_keeps_no_lock(checkout):
     """It lives on, as a notebook does, and another one mends the cause and builds."""
     code = """
 import torch, loader
-from loader.jit.build import engine as build
+from loader.jit.build import batch as build
 def full(folder):
     raise OSError(28, "No space left on device")
 build.check_writable = full

@@ -19,6 +19,7 @@ from loader.jit.cache import prune as cache
 from loader.jit.cache.store import Store
 from loader.jit.errors import BuildError
 from loader.jit.machine import settings
+from loader.jit.tools import cli
 
 USE = "import torch, loader; assert loader.square(torch.ones(3) * 3).tolist() == [9.0] * 3"
 
@@ -258,6 +259,44 @@ def test_a_process_that_uses_an_operator_keeps_it(checkout):
     process.communicate("\n")
     assert process.returncode == 0
     assert checkout.command("cache", "--clear").returncode == 0 and not checkout.entries()
+
+
+@pytest.fixture
+def filled(tmp_path, monkeypatch, store, library):
+    """A store with one library that was last used two days ago, as the commands see it."""
+    monkeypatch.setenv("LOADER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOADER_BUILD", "lazy")  # which the commands would set for good
+    entry, _ = publish(store, library)
+    os.utime(entry / "manifest.json", (time.time() - 2 * 86400,) * 2)
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("words", "stays"),
+    [
+        (["--max-size", "0"], False),
+        (["--max-size", "1GB"], True),
+        (["--max-age", "1d"], False),
+        (["--max-age", "3d"], True),
+        (["--max-age", "3d", "--max-size", "0"], False),
+        (["--prune"], True),
+        (["--prune", "--max-age", "1d"], False),
+        (["--clear", "--max-age", "3d"], False),
+    ],
+)
+def test_the_cache_command_makes_room(words, stays, filled, capsys):
+    assert cli.main(["cache", *words]) == 0
+    assert capsys.readouterr().out.startswith(f"removed {0 if stays else 1} (")
+    assert filled.exists() == stays
+
+
+@pytest.mark.parametrize("first", [[], ["--prune"], ["--clear"]])
+@pytest.mark.parametrize("word", ["--max-size", "--max-age"])
+@pytest.mark.parametrize("text", ["5x", ""])
+def test_the_cache_command_refuses_what_is_no_size_or_age(first, word, text, filled, capsys):
+    assert cli.main(["cache", *first, word, text]) == 1
+    assert f"loader: {word} must be a" in capsys.readouterr().err
+    assert filled.exists()
 
 
 @pytest.mark.usefixtures("built")

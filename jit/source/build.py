@@ -1,45 +1,41 @@
-"""One source's builds: found in this process or in the store, or made by its compiler."""
+"""One source's builds: found in this process or in the store, or made by its compiler.
+
+Locks and the store are the engine's; its queue and work folders are not: a source is one short
+run, of NVRTC in this process or of g++, which waits for no operator, keeps no object for an edit,
+and is made where the cache cannot be written too.
+"""
 
 import contextlib
-import functools
 import os
 import re
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 from ..cache.key import key as key_of
-from ..cache.lock import FileLock
 from ..cache.store import Store, make_private
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
+from ..machine.forks import Lock
 from . import constants, nvrtc
 
 UNIT = "source_module"  # what its entries in the store are called
 _FORMAT = 1  # raise when what is stored, or the way it is made, changes
-_lock = threading.RLock()
+_lock = Lock()
+_bounded: set[Path] = set()  # stores that this process has kept within their limit, once each
 _builds: dict[str, "Build"] = {}  # by key: nothing is compiled twice in a process
 
 
-def _unlock() -> None:
-    global _lock  # noqa: PLW0603 - a thread that held it is not there after a fork
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_unlock)
-
-
 class Build:
-    """What a compiler made of a source for one architecture, or for the CPU.
+    """The product of one source for one architecture, or for the CPU.
 
     Attributes:
         code: CUDA's machine code, or the library of the CPU's kernels.
         kernels: the symbol, or the number, of each kernel, by its name and parameter types.
-        names: what an instance such as `conv<float, 3>` is called among them.
+        names: the name among them of an instance such as `conv<float, 3>`.
         text: name, names of the parameters, and whether it is a template, of each kernel in the
             source's text.
     """
@@ -59,7 +55,7 @@ class Build:
 
 
 class Recipe:
-    """What builds of one source are made of, but for the architecture.
+    """All that goes into the builds of one source, but for the architecture.
 
     `kind` is "cuda" or "cpu", `place` tells where the source's first line stands.
     """
@@ -156,6 +152,8 @@ class Recipe:
                 "source_module: there is no build of this source with these constants in the cache "
                 "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy"
             )
+        from ..build.batch import make_room
+
         key = key_of(inputs)
         with _alone(key), tempfile.TemporaryDirectory(prefix="octet-") as name:
             if made := self._from_store(key):
@@ -170,7 +168,9 @@ class Recipe:
             try:
                 store = Store(settings.cache_dirs(units.HOME))
                 store.publish(built, inputs, **facts)
-                _make_room(key)
+                if store.path not in _bounded:  # that looks at every entry
+                    _bounded.add(store.path)
+                    make_room(store, [key])
             except (BuildError, OSError) as error:
                 warnings.warn(
                     f"kernels from a string are compiled anew in each process: {error}",
@@ -243,18 +243,19 @@ def _alone(key: str) -> Iterator[None]:
 
     256 files serve all keys. Where no file can be locked nobody waits.
     """
-    folder = Store(settings.cache_dirs(units.HOME)).path.parent / "work"
+    from ..build.locks import close_lock, open_lock
+
+    work = Store(settings.cache_dirs(units.HOME)).path.parent / "work"
     lock = None
     with contextlib.suppress(BuildError, OSError):  # what publishes will say why
-        make_private(folder)
-        lock = FileLock(folder / f"{UNIT}-{key[:2]}.lock")
+        make_private(work)
+        lock = open_lock(work / f"{UNIT}-{key[:2]}")
         lock.take(wait=True)
     try:
         yield
     finally:
         if lock:
-            with contextlib.suppress(OSError):
-                lock.release()
+            close_lock(lock)
 
 
 def _types_of(encoded: str) -> list[str]:
@@ -278,19 +279,10 @@ def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[st
         found |= files.closure("include/emulate.h") | files.closure(GUARD)
     for name in names:
         if name is None:  # a macro: any header may be meant
-            for file in sorted((units.HOME / "include").iterdir()):
-                found |= files.closure(os.path.join("include", file.name))
+            for file in sorted((units.HOME / "include").rglob("*.*")):
+                found |= files.closure(os.path.relpath(file, units.HOME))
             continue
         for folder in (*folders, "include"):
             path = os.path.normpath(os.path.join(folder, name))
             found |= files.closure(path)
     return dict(sorted(found.items()))
-
-
-@functools.cache
-def _make_room(key: str) -> None:
-    """Keep the cache within its limit, once in a process."""
-    from ..cache.prune import prune
-
-    if _make_room.cache_info().misses == 1:
-        prune(Store(settings.cache_dirs(units.HOME)), settings.cache_limit(), keep=[key])

@@ -9,11 +9,11 @@ import os
 import re
 import shlex
 import subprocess
-import threading
 from pathlib import Path
 
 from ..errors import BuildError
 from ..errors.cxx import blanked
+from ..machine.forks import Lock
 from ..machine.sources import HOME
 from ..machine.toolchain import FLAGS, words
 from .nvrtc import FILE
@@ -96,7 +96,7 @@ def compile(
 
 
 def _run(arguments: list[str], folder: Path) -> str:
-    """What the C++ compiler prints; BuildError with its complaints where it fails."""
+    """Return what the C++ compiler prints; BuildError with its complaints where it fails."""
     command = os.environ.get("CXX") or "c++"
     program = [command] if os.path.isfile(command) else shlex.split(command)
     command = [*program, *words(FLAGS), *OPTIONS, *arguments]
@@ -154,15 +154,7 @@ def _launcher(number: int, name: str) -> str:
     )
 
 
-_lock = threading.Lock()  # one launch at a time: handlers of faults are the process's
-
-
-def _unlock() -> None:
-    global _lock  # noqa: PLW0603 - a thread that held it is not there after a fork
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock)
+_launch = Lock()  # one at a time: handlers of faults, and the grid's variables, are shared
 
 
 class Library:
@@ -186,6 +178,6 @@ class Library:
         """Run a kernel over grid and block; None, or what failed in it."""
         call = self._library[f"octet_run_{number}"]
         call.restype, call.argtypes = ctypes.c_char_p, (ctypes.c_void_p, ctypes.c_void_p)
-        with _lock:
+        with _launch:
             said = call(ctypes.byref((ctypes.c_uint * 6)(*shape[:6])), arguments)
         return said.decode(errors="replace") if said else None

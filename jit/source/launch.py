@@ -41,7 +41,7 @@ class _Arguments:
 
 
 class _Function:
-    """What CPU and CUDA share: the signature and the checks.
+    """The part that CPU and CUDA share: the signature and the checks.
 
     Attributes:
         name: as it was asked for.

@@ -133,7 +133,7 @@ class SourceModule:
         return sorted({name for name, _ in self._build.kernels})
 
     def __repr__(self) -> str:
-        """What it is for, its constants and its kernels."""
+        """Its target, its constants and its kernels."""
         target = f"sm_{self._arch}" if self._recipe.kind == "cuda" else "the CPU"
         set_to = "".join(f", {name}={value}" for name, value in self._recipe.macros.items())
         return f"<source_module for {target}{set_to}: {', '.join(self.kernels) or 'no kernel'}>"
@@ -229,7 +229,7 @@ class SourceModule:
 
 
 def _means(name: str, full: str) -> bool:
-    """Whether a name, with or without its namespaces, is that of a kernel."""
+    """True if a name, with or without its namespaces, is that of a kernel."""
     return full == name or full.endswith(f"::{name}")
 
 

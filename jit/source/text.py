@@ -1,4 +1,4 @@
-"""What the text of a CUDA source says without a compiler: its kernels, and names of parameters.
+"""Read the text of a CUDA source without a compiler: its kernels, and names of parameters.
 
 Types are not read here: the compilers tell them, whatever macros, templates and typedefs they hide
 behind (signature.py).
@@ -86,6 +86,6 @@ def _names(parameters: str) -> tuple[str, ...]:
 
 
 def _is_type(word: str, text: str) -> bool:
-    """Whether the last word of a parameter is its type: `const float`, `unsigned int`."""
+    """True if the last word of a parameter is its type: `const float`, `unsigned int`."""
     others = re.sub(r"\b(?:const|volatile|struct|typename)\b", "", text)
     return word in TYPES | {"const", "__restrict__"} or others.split() == [word]

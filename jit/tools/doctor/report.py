@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check saw; `cure` says what to do, its lines that begin with "$ " are commands."""
+    """The outcome of one check; in `cure` lines that begin with "$ " are commands."""
 
     subject: str
     state: str  # "ok", "warning" or "error"
@@ -20,7 +20,7 @@ class Finding:
     cure: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """All findings; printed, it is a table."""
 
@@ -29,7 +29,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether a build would work."""
+        """True if a build would work."""
         return all(finding.state != "error" for finding in self.findings)
 
     @property
@@ -50,6 +50,8 @@ class Report:
             for line in finding.cure.splitlines():
                 lines += _wrap(" " * (wide + 11) + ("" if line[:2] == "$ " else "> "), line, room)
         return "\n".join([*lines, "", self.verdict])
+
+    __repr__ = __str__  # at a prompt too
 
     def _repr_html_(self) -> str:
         colours = {"ok": "green", "warning": "darkorange", "error": "red"}
