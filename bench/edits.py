@@ -83,7 +83,7 @@ def edits(count: int, seed: int):
 
 
 def run(count: int, seed: int, limit: float) -> dict:
-    """What became of `count` edits in this process, whose `loader` lies in the current folder."""
+    """Return what became of `count` edits here, where `loader` lies in the current folder."""
     import torch
 
     import loader
@@ -134,16 +134,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--limit", type=float, default=1.0, help="seconds for a trial")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    import loader
-    from harness import circumstances, keep
+    from harness import ROOT, circumstances, keep
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         for room in ("jit", "include"):
-            shutil.copytree(loader._root / room, copy / room)
+            shutil.copytree(ROOT / room, copy / room)
         for file in ("loader.py", "ops/square.cpp", "ops/square.py", FILE):
             (copy / file).parent.mkdir(exist_ok=True)
-            shutil.copy(loader._root / file, copy / file)
+            shutil.copy(ROOT / file, copy / file)
         code = (
             f"import sys, json; sys.path[:0] = [{str(copy)!r}, {str(Path(__file__).parent)!r}]; "
             f"import edits; print(json.dumps(edits.run({options.count}, {options.seed}, "

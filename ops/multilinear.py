@@ -16,6 +16,7 @@ from loader.jit.operators.frame import (
     forward_form,
     library,
     registered,
+    total,
 )
 from loader.jit.operators.shapes import Sizes
 
@@ -138,7 +139,7 @@ class Multilinear:
             slope = sum(along[:, d : d + 1] * self._partial(at, {d}) for d in axes)
             if need_g:
                 extra = torch.einsum("nk,nkf->nf", slope, rows).to(g.dtype)
-                to_g = extra if to_g is None else to_g + extra
+                to_g = total(to_g, extra)
             if need_feats:
                 for_feats = torch.einsum("nk,nf->nkf", slope, grad).to(feats.dtype)
             if need_points:
@@ -152,7 +153,7 @@ class Multilinear:
                     for d in axes
                 ]
                 extra = torch.stack(columns, 1).to(points.dtype)
-                for_points = extra if for_points is None else for_points + extra
+                for_points = total(for_points, extra)
         return to_g, for_feats, for_points, None, None
 
     def _partial(self, points: Tensor, by: set[int]) -> Tensor:

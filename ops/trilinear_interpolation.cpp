@@ -1,6 +1,6 @@
 // trilinear_interpolation and its backward for torch.
 #include "trilinear_interpolation.h"
 
-#include "multilinear_glue.h"
+#include "torch/multilinear_glue.h"
 
 OCTET_MULTILINEAR(trilinear_interpolation, TrilinearCell)

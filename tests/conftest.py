@@ -12,12 +12,17 @@ import warm
 
 ROOT = Path(__file__).parent.parent
 
+# These files take minutes. They come first, so that no core waits for another in the end.
+LONGEST = ("sanitizers", "build", "concurrency", "three_ways", "examples", "grid_sample", "inline")
+
 
 def pytest_unconfigure():
     warm.python.close()
 
 
 def pytest_collection_modifyitems(items):
+    rank = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="no GPU on this machine")
         for item in items:
@@ -69,7 +74,7 @@ def keep_only(root: Path, *names: str) -> None:
 class Checkout:
     """A copy of the sources that a test may edit, with a build cache of its own."""
 
-    def __init__(self, folder: Path, only: str | None = None):
+    def __init__(self, folder: Path, only: str | tuple[str, ...] = ()):
         self.root, self.cache = folder / "checkout", folder / "cache"
         self.root.mkdir(parents=True)
         shutil.copy(ROOT / "loader.py", self.root)
@@ -78,7 +83,7 @@ class Checkout:
                 ROOT / room, self.root / room, ignore=shutil.ignore_patterns("__pycache__")
             )
         if only:
-            keep_only(self.root, only)
+            keep_only(self.root, *([only] if isinstance(only, str) else only))
 
     def environment(self, **changes) -> dict:
         """The environment of a run: neither GPUs nor an architecture list, unless a change says so."""
@@ -103,7 +108,7 @@ class Checkout:
         return subprocess.run(
             [sys.executable, "-m", "loader", *arguments],
             cwd=self.root,
-            env=self.environment(**changes),
+            env=self.environment(**{"LOADER_BUILD": None, **changes}),
             capture_output=True,
             text=True,
             timeout=300,
@@ -139,3 +144,19 @@ def counting(tmp_path):
 def checkout(tmp_path):
     """A checkout whose one operator is `square`, with an empty cache."""
     return Checkout(tmp_path, only="square")
+
+
+@pytest.fixture(scope="session")
+def store_of_square(tmp_path_factory):
+    """A store with a build of `square` for the CPU, for tests to which its making is nothing."""
+    checkout = Checkout(tmp_path_factory.mktemp("square"), only="square")
+    done = checkout.run("import loader; loader.build()")
+    assert done.returncode == 0, done.stderr
+    return checkout.cache / "store"
+
+
+@pytest.fixture
+def built(checkout, store_of_square):
+    """Has the store of `checkout` hold a build of `square` from the beginning."""
+    shutil.copytree(store_of_square, checkout.cache / "store")
+    return checkout

@@ -339,3 +339,26 @@ def test_differing_inputs_never_share_a_key_and_equal_ones_always_do(one, two):
 
 def test_the_random_inputs_were_many():
     assert len(SEEN) >= 300
+
+
+def test_an_operator_may_have_a_folder_of_kernels(tmp_path):
+    """Each `.cpp` and `.cu` of it is compiled; headers lie beside them, and are digested too."""
+    for folder in ("ops", "kernels/thing", "include"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "ops/thing.cpp").write_text("")
+    (tmp_path / "kernels/thing/rows_cpu.cpp").write_text('#include "own.h"\n')
+    (tmp_path / "kernels/thing/forward.cu").write_text('#include "own.h"\n')
+    (tmp_path / "kernels/thing/own.h").write_text("")
+    (tmp_path / "kernels/thing.more.cu").write_text("")
+    (tmp_path / "kernels/other").mkdir()
+    (tmp_path / "kernels/other/stray.cpp").write_text("")
+    unit = units.discover(tmp_path)["thing"]
+    assert unit.sources == (
+        "ops/thing.cpp",
+        "kernels/thing/rows_cpu.cpp",
+        "kernels/thing.more.cu",
+        "kernels/thing/forward.cu",
+    )
+    found = units.Sources(tmp_path).closure("kernels/thing/forward.cu")
+    assert [*found] == ["kernels/thing/forward.cu", "kernels/thing/own.h"]
+    assert str(tmp_path / "kernels/thing") in units.source_folders(tmp_path)

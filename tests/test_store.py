@@ -114,6 +114,7 @@ def test_a_store_of_somebody_else_is_refused(store, library):
         store.verified("square", digest)
 
 
+@pytest.mark.usefixtures("built")
 def test_a_library_for_another_machine_is_built_again(checkout):
     """Its digest is right, as in a cache copied from there, but it does not load."""
     assert checkout.run(USE).returncode == 0
@@ -143,6 +144,7 @@ def test_what_a_killed_publisher_left_is_no_entry(store, library):
     assert not left.exists()
 
 
+@pytest.mark.usefixtures("built")
 def test_layers_are_read_in_order_and_the_last_is_written(checkout, tmp_path):
     """As in an image: a layer for reading only, made elsewhere, and a folder of the user's own."""
     assert checkout.run(USE).returncode == 0
@@ -189,6 +191,7 @@ def test_a_prebuilt_store_serves_machines_without_compilers(checkout, tmp_path):
     assert "no C++ compiler" in other.stderr
 
 
+@pytest.mark.usefixtures("built")
 def test_code_for_this_cpu_does_not_serve_another(checkout, tmp_path):
     """/proc/cpuinfo tells them apart."""
     assert checkout.run(USE).returncode == 0
@@ -234,6 +237,7 @@ def test_prune_removes_what_was_not_used_for_longest_but_nothing_in_use(store, l
     assert not [*store.entries()]
 
 
+@pytest.mark.usefixtures("built")
 def test_a_process_that_uses_an_operator_keeps_it(checkout):
     """`cache --clear` in another process leaves it, and says so."""
     code = (
@@ -295,6 +299,7 @@ def test_the_cache_command_refuses_what_is_no_size_or_age(first, word, text, fil
     assert filled.exists()
 
 
+@pytest.mark.usefixtures("built")
 def test_a_build_keeps_the_cache_below_its_limit(checkout):
     """The new library stays; those not used for longest go, and a line says so."""
     assert checkout.run(USE).returncode == 0

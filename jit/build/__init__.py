@@ -1,7 +1,10 @@
 """How something is built: who builds and who waits, what runs the compilers, progress.
 
-Doors: `builder` (what the store lacks), `worker` (the process that compiles), `receipt` (what was
-done, in milliseconds), `compile_commands` (for editors).
+Doors: `engine` (from a recipe to an artifact in the store), `batch` (several builds, behind or
+waited for), `flags` (as torch gives them to its compilers), `workshop` (a work folder: compilers
+side by side, finished objects kept), `locks` (of those folders), `slots` (as many compilers as
+cores), `progress` and `say` (what a person sees), `receipt` (what was done, in milliseconds),
+`compile_commands` (for editors).
 
 Imports `cache`, `machine` and `errors`.
 """

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from ..machine import settings
-from ..machine.sources import HOME, Sources, include_folders, listed
+from ..machine import files, settings
+from ..machine.sources import HOME, Sources, include_folders, listed, source_folders
 from ..machine.toolchain import Toolchain
 
 NAME = "compile_commands.json"
@@ -33,12 +33,7 @@ def write(root: Path, toolchain: Toolchain) -> None:
     with contextlib.suppress(OSError):
         if file.exists() and file.read_text() == text:
             return
-        draft = root / f".{NAME}-{os.getpid()}"
-        try:
-            draft.write_text(text)
-            os.replace(draft, file)
-        finally:
-            draft.unlink(missing_ok=True)
+        files.write(file, text)
 
 
 def commands(root: Path, toolchain: Toolchain) -> list[dict]:
@@ -46,7 +41,8 @@ def commands(root: Path, toolchain: Toolchain) -> list[dict]:
 
     Left to itself clangd would parse a header of C++ as CUDA where a `.cu` has the nearest name.
     """
-    sources = [f"{room}/{file}" for room in ("ops", "kernels") for file in listed(root / room)]
+    found = [f"{folder}/{file}" for folder in source_folders(root) for file in listed(folder)]
+    sources = [os.path.relpath(path, root) for path in found]
     reached = Sources(root, toolchain.header_folders)
     entries: dict[str, list[str]] = {}
     for suffix in (".cpp", ".cu"):

@@ -13,27 +13,26 @@ others wait, say for whom, and take over should it die. Whoever is killed when, 
 whole entries or none, and finished objects are there for the next build.
 """
 
-import atexit
 import contextlib
 import errno
 import os
 import re
 import shutil
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from ..cache.key import key
-from ..cache.lock import FileLock, gate
-from ..cache.store import DISK, Store, cannot_write, check_writable, make_private
+from ..cache.lock import FileLock
+from ..cache.store import DISK, Store, cannot_write
 from ..errors import BuildError
 from ..machine import settings
+from .locks import close_lock, open_lock
 from .slots import SLOTS
-from .workshop import CompileError, Workshop, end_all
+from .workshop import CompileError, Workshop
 
 _LOOK_AGAIN = 0.05  # seconds between two looks at what another process builds
 _SAY_AFTER = 1.0  # seconds of waiting for another process that need no word
@@ -107,7 +106,8 @@ class Job:
         """`why` is the reason where that is not an edit; `then` is called when it has ended."""
         self.recipe, self.store = recipe, store
         self.error: BuildError | None = None
-        self.result, self.seconds, self.key = "", {}, ""
+        self.result, self.key = "", ""
+        self.seconds: dict[str, float] = {}
         self.inputs = recipe.inputs()
         self.stopped = False
         self._why, self._then = why, then
@@ -238,33 +238,6 @@ def work_folder(recipe: Recipe, store: Store, inputs: dict) -> Path:
     return work / f"{recipe.unit}-{key(recipe.maker(inputs))[:12]}"
 
 
-_held: set[int] = set()  # descriptors of locks, which a forked child must not keep
-
-
-def _forget_locks() -> None:
-    for descriptor in _held:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forget_locks)
-
-
-def open_lock(folder: Path) -> FileLock:
-    """Return the lock of a work folder, not taken yet; `close_lock` ends it."""
-    lock = FileLock(Path(f"{folder}.lock"))
-    _held.add(lock.descriptor)
-    return lock
-
-
-def close_lock(lock: FileLock) -> None:
-    """Free a lock and forget it."""
-    if lock.descriptor in _held:  # else this is a fork's copy, which was closed
-        _held.discard(lock.descriptor)
-        lock.close()
-
-
 @contextlib.contextmanager
 def _locked(job: Job, lock: FileLock | None, show: Callable) -> Iterator[FileLock]:
     """Hold the lock of a recipe's work folder inside.
@@ -292,148 +265,3 @@ def _locked(job: Job, lock: FileLock | None, show: Callable) -> Iterator[FileLoc
         yield lock
     finally:
         close_lock(lock)
-
-
-@contextlib.contextmanager
-def locked_workshop(folder: Path) -> Iterator[Workshop]:
-    """A work folder for this process alone, as soon as nobody else builds there.
-
-    What still runs at the end is ended; finished objects stay.
-    """
-    lock = open_lock(folder)
-    try:
-        lock.take(wait=True)
-        lock.note(pid=os.getpid())
-        with Workshop(folder) as shop:
-            yield shop
-    finally:
-        close_lock(lock)
-
-
-class Batch:
-    """Jobs that were started together; `report` hears of them."""
-
-    def __init__(self, jobs: Collection[Job], store: Store, report):
-        self.jobs, self._store, self._report = [*jobs], store, report
-        self._began = time.perf_counter()
-        self._left = len(self.jobs)
-        self._guard = threading.Lock()
-        self._done = threading.Event()
-
-    def start(self) -> "Batch":
-        """Begin, in daemon threads; an error that concerns all ends every job with it."""
-        locks: dict[int, FileLock] = {}
-        try:
-            for job in self.jobs:
-                job.recipe.check_machine()
-            work = self._store.path.parent / "work"
-            for folder in (self._store.path, work):
-                make_private(folder)
-            check_writable(work)
-            with gate(work):  # one process gets all that nobody builds yet
-                for job in self.jobs:
-                    lock = open_lock(work_folder(job.recipe, job.store, job.inputs))
-                    if lock.take():
-                        lock.note(pid=os.getpid())
-                        locks[id(job)] = lock
-                    else:
-                        close_lock(lock)
-        except (BuildError, OSError) as error:
-            for lock in locks.values():
-                close_lock(lock)
-            text = error if isinstance(error, BuildError) else cannot_write(work.parent, error)
-            for job in self.jobs:
-                job.end(text)
-            self._left = 0
-            self._end()
-            return self
-        _batches.add(self)
-        for job in self.jobs:
-            arguments = (job, locks.get(id(job)))
-            threading.Thread(target=self._run, args=arguments, daemon=True).start()
-        return self
-
-    def wait(self) -> None:
-        """Wait for all, in front of all others; an interrupt ends the builds too."""
-        try:
-            for job in self.jobs:
-                job.hurry()
-            for job in self.jobs:
-                job.wait()
-            self._done.wait()
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """End the compilers of these jobs."""
-        for job in self.jobs:
-            job.stop()
-
-    def _run(self, job: Job, lock: FileLock | None) -> None:
-        job.run(lock, self._report.show)
-        with self._guard:
-            self._left -= 1
-            if self._left:
-                return
-        self._end()
-
-    def _end(self) -> None:
-        _batches.discard(self)
-        keys = [job.key for job in self.jobs if job.result == "built"]
-        removed = ()
-        if keys:
-            with contextlib.suppress(OSError, ValueError):
-                removed = make_room(self._store, keys)
-        self._report.end(self.jobs, time.perf_counter() - self._began, removed)
-        self._done.set()
-
-
-_batches: set[Batch] = set()  # those under way
-os.register_at_fork(after_in_child=_batches.clear)
-
-
-def _at_exit() -> None:
-    """End what is still being built: nobody would take the objects in."""
-    left = [
-        job.recipe.label
-        for batch in _batches
-        for job in batch.jobs
-        if not (job.ended or job.stopped)
-    ]
-    end_all()
-    if left:
-        say(
-            f"this process ends while {', '.join(left)} "
-            f"{'is' if len(left) == 1 else 'are'} being built; what is compiled is kept, "
-            "`python -m loader build` builds the rest"
-        )
-
-
-atexit.register(_at_exit)
-
-
-def build(recipe: Recipe, store: Store, report, why: str = "") -> Job:
-    """Build one recipe here and now; its job, which has ended.
-
-    Raises: BuildError.
-    """
-    job = Job(recipe, store, why)
-    Batch([job], store, report).start().wait()
-    if job.error:
-        raise job.error
-    return job
-
-
-def make_room(store: Store, keep: Collection[str]) -> tuple[int, int]:
-    """Keep the cache within LOADER_CACHE_LIMIT; how many builds were removed, and their bytes."""
-    from ..cache.prune import prune
-
-    removed, freed, _ = prune(store, settings.cache_limit(), keep=keep)
-    return removed, freed
-
-
-def say(text: str) -> None:
-    """Tell the user something, on stderr, where there is one."""
-    if sys.stderr is not None:
-        print(f"loader: {text}", file=sys.stderr, flush=True)

@@ -193,7 +193,7 @@ def _linker(toolchain: Toolchain) -> list[str]:
 
 def cuda_runtime(folder: Path, toolchain: Toolchain) -> list[str]:
     """Give the CUDA runtime the name that -lcudart looks for, which NVIDIA's wheels lack."""
-    libraries = [Path(toolchain.cuda_home) / name for name in ("lib64", "lib")]
+    libraries = [Path(toolchain.cuda_home or "") / name for name in ("lib64", "lib")]
     if any((path / "libcudart.so").exists() for path in libraries):
         return []
     for found in (file for path in libraries for file in path.glob("libcudart.so.*")):

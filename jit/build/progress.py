@@ -5,10 +5,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from ..errors.table import bytes_text, duration
 from ..machine import settings
-from .engine import Job, say
+from .engine import Job
+from .say import say
 
 
 class Quiet:
@@ -32,7 +34,8 @@ class Progress(Quiet):
 
     def __init__(self, names: list[str], cache: Path, behind: str = ""):
         self._names, self._cache, self._live = names, cache, None
-        self._guard, self._waiting = threading.Lock(), {}
+        self._guard = threading.Lock()
+        self._waiting: dict = {}
         if behind:
             say(f"building {_counted(names)} behind into {cache}: {behind}")
         elif sys.stderr is not None and sys.stderr.isatty():
@@ -84,7 +87,7 @@ class Progress(Quiet):
             )
 
 
-def _live(names: list[str]):
+def _live(names: list[str]) -> Any:
     """A running display of rich's, and its tasks by unit; None without rich."""
     try:
         from rich.console import Console

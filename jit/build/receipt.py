@@ -3,6 +3,10 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..errors.table import Table
 
 STAGES = ("hash", "lookup", "wait", "compile", "link", "verify", "dlopen")
 
@@ -44,8 +48,8 @@ class Receipt:
         """Say how it ended."""
         self.units.setdefault(unit, {})["result"] = result
 
-    def _table(self):
-        from ..errors.table import Table
+    def _table(self) -> "Table":
+        from ..errors.table import Table  # a warm import does without
 
         title = f"{self.what}: {self.total:.1f} ms"
         if self.index is not None:

@@ -21,13 +21,14 @@ class Slots:
     A rank is asked for anew whenever a place becomes free, so it may change while one waits.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Forget who holds and who waits, as a forked child has to."""
         self._change = threading.Condition()
-        self._taken, self._waiting = 0, {}
+        self._taken = 0
+        self._waiting: dict[object, Callable[[], tuple]] = {}
 
     @contextlib.contextmanager
     def take(self, rank: Callable[[], tuple]) -> Iterator[None]:

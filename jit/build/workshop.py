@@ -88,7 +88,7 @@ class Workshop:
         """True once `end` was called: what fails from then on fails for that reason."""
         return self._ended
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         """End what still runs; a failure in one source must not leave others compiling."""
         self.end()
         _open.discard(self)
@@ -118,9 +118,10 @@ class Workshop:
             raise CompileError(said or f"the linker ended with status {status}")
         return draft
 
-    def run(self, command: list[str], stage: str = "compile") -> tuple[int, str]:
+    def run(self, command: list[str], stage: str = "compile", note: bool = True) -> tuple[int, str]:
         """Run a tool here when a core is free for it; its exit status and all that it printed.
 
+        That is not kept in `said` without `note`.
         Links go before compilers of the same urgency: each ends somebody's wait. Raises:
         CompileError once this workshop has been ended.
         """
@@ -150,10 +151,11 @@ class Workshop:
         if process.returncode < 0:
             out += f"{command[0]} was ended by signal {-process.returncode}\n"
         text = f"{shlex.join(command)}\n{out}"
-        with self._guard:
-            self.said.append(text)
-        if self._verbose:
-            print(text, end="", flush=True)
+        if note:
+            with self._guard:
+                self.said.append(text)
+            if self._verbose:
+                print(text, end="", flush=True)
         return process.returncode, out
 
     def end(self) -> None:
@@ -177,6 +179,7 @@ class Workshop:
             digest = hashlib.sha256(went_in.encode(errors="surrogateescape")).hexdigest()[:24]
             if found := self._found(f"{stem}.{digest}"):
                 return Object(job.source, found)
+            made: Object | CompileError
             try:
                 made = self._make(job, f"{stem}.{digest}")
             except CompileError as error:

@@ -1,5 +1,7 @@
 """Why a unit was built: the difference between two manifests, in words."""
 
+from typing import Any
+
 from ..machine.sources import Unit
 from .store import Store
 
@@ -18,7 +20,7 @@ _TOLD = {
 
 
 def differences(before: dict, after: dict) -> list[str]:
-    """What changed from one manifest to another, a line each; empty where they are equal."""
+    """Return what changed from one manifest to another, a line each; none where they are equal."""
     lines = []
     old, new = before["files"], after["files"]
     for path in sorted({*old, *new}):
@@ -36,7 +38,7 @@ def differences(before: dict, after: dict) -> list[str]:
     return lines
 
 
-def _change(fact: str, before, after) -> str:
+def _change(fact: str, before: Any, after: Any) -> str:
     if isinstance(before or after, list):
         old, new = before or [], after or []
         changes = [f"without {x}" for x in old if x not in new]

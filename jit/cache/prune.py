@@ -116,7 +116,7 @@ def _size(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _alone(item: Item) -> Iterator[bool]:
-    """True if nobody uses an item; nobody can begin to while this is held."""
+    """Give True if nobody uses an item; nobody can begin to while this is held."""
     path = item.path / LIBRARY if item.kind == "library" else Path(f"{item.path}.lock")
     flags = os.O_RDONLY if item.kind == "library" else os.O_RDWR | os.O_CREAT
     descriptor = None

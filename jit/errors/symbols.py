@@ -71,7 +71,7 @@ def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: l
     shown += [f"  declared in {place}" for place in declared]
     sources = [*of_the_unit, *_files(root, "kernels"), *_files(root, "ops")]
     defined = _find(name, "definition", sources)[:1]
-    home = _home(name, root, of_the_unit)
+    home = _home(name, declared[0] if declared else "", root, of_the_unit)
     owner = advice(OWNERS, symbol.split("(", maxsplit=1)[0])
     if owner and not declared:
         shown.append(f"  {owner}")
@@ -106,19 +106,24 @@ def _explain_twice(symbol: str, words: list[str], root: Path, of_the_unit: list[
     return "\n  ".join([f"defined twice: {symbol}", *places, cure])
 
 
-def _home(name: str, root: Path, of_the_unit: list[Path]) -> Path | None:
+def _home(name: str, declared: str, root: Path, of_the_unit: list[Path]) -> Path | None:
     """Return the file where a launcher belongs: of the unit's kernels the one that is named most
-    like it, `kernels/X.part.cu` for `X_part_cuda`; None for what is no launcher.
+    like it, and then the one that defines what is declared beside it and has the nearest name.
+
+    None for what is no launcher.
     """
     ending = {"cuda": ".cu", "cpu": ".cpp"}.get(name.rpartition("_")[2])
     kernels = [file for file in of_the_unit if root / "kernels" in file.parents]
-    fitting = [file for file in kernels if file.suffix == ending]
+    beside = re.findall(r"\b(\w+_(?:cuda|cpu))\(", source_text(declared.rsplit(":", 1)[0]))
+    words = {*name.split("_")}
 
-    def likeness(file: Path) -> tuple[int, int]:
-        words = {*re.split(r"[\W_]", str(file.relative_to(root / "kernels").with_suffix("")))}
-        return len(words & {*name.split("_")}), -len(words)
+    def likeness(file: Path) -> tuple[float, ...]:
+        called = {*re.split(r"[\W_]", str(file.relative_to(root / "kernels").with_suffix("")))}
+        defined = [{*other.split("_")} for other in beside if _find(other, "definition", [file])]
+        near = max((len(words & other) / len(words | other) for other in defined), default=0)
+        return len(words & called), near, -len(called)
 
-    return max(fitting, key=likeness, default=None)
+    return max((f for f in kernels if f.suffix == ending), key=likeness, default=None)
 
 
 def _files(root: Path, folder: str) -> list[Path]:

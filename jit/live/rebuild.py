@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..build import engine
+from ..build.engine import work_folder
+from ..build.locks import locked_workshop
 from ..build.workshop import Compile, CompileError
 from ..cache.key import key
 from ..cache.store import Store, cannot_write, make_private
@@ -89,11 +90,11 @@ def rebuild(session: Session, name: str) -> Rebuilt:
     recipe.check_machine()
     for _ in range(5):
         inputs = recipe.inputs()
-        folder = engine.work_folder(recipe, session.store, inputs)
+        folder = work_folder(recipe, session.store, inputs)
         with ExitStack() as stack:
             try:
                 make_private(folder.parent)
-                shop = stack.enter_context(engine.locked_workshop(folder))
+                shop = stack.enter_context(locked_workshop(folder))
                 objects = recipe.objects(shop)
                 swap = recipe.link(shop, objects, str(swap_object(session)))
                 stack.callback(swap.unlink, missing_ok=True)
@@ -129,7 +130,7 @@ def swap_object(session: Session) -> Path:
     work = session.caches[-1] / "work"
     make_private(work)
     try:
-        with engine.locked_workshop(work / "swap") as shop:
+        with locked_workshop(work / "swap") as shop:
             (made,) = shop.compile([Compile(SWAP.name, tuple(command), str(SWAP), made_of)])
             return made.path
     except CompileError as error:

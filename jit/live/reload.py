@@ -25,14 +25,14 @@ from ..build.slots import cores
 from ..cache.key import manifest
 from ..errors import BuildError
 from ..machine import toolchain
-from ..machine.sources import Sources, include_folders, listed
+from ..machine.sources import Sources, listed, source_folders
 from ..operators.session import SESSIONS, Session
 from .rebuild import Rebuilt, Resources, rebuild, swap_object
 from .report import Report, headline
 from .swap import Swap
 from .trial import Trial, Trials, Verdict, guard_library
 
-TIME_LIMIT = 5.0  # seconds for a trial
+TIME_LIMIT = 5.0  # seconds for a call in a trial
 
 
 @dataclass
@@ -45,6 +45,7 @@ class Version:
         python: the stamps of the Python files that were run.
         files: the text of all of them.
         swap: the library in place; None for the one that was loaded first.
+        difference: the largest from the reference, by dtype, where it was tried.
     """
 
     key: str
@@ -54,6 +55,7 @@ class Version:
     swap: Swap | None = None
     resources: dict[str, Resources] = field(default_factory=dict)
     microseconds: float | None = None
+    difference: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -220,12 +222,10 @@ class Reloader:
         """
         stamps, work = {}, []
         for session in SESSIONS:
-            folders = [session.root / room for room in ("ops", "kernels")]
-            folders += [session.root / folder for folder in include_folders(session.root)]
-            for folder in folders:
-                stamps[str(folder)] = _stamp(str(folder))
+            for folder in source_folders(session.root):
+                stamps[folder] = _stamp(folder)
                 for file in listed(folder):
-                    path = str(folder / file)
+                    path = os.path.join(folder, file)
                     stamps[path] = _stamp(path)
         self._seen, self._sessions = stamps, [*SESSIONS]
         for session in self._sessions:
@@ -252,7 +252,7 @@ class Reloader:
         edit = Edit(name, [*task.compile, *task.run], before=operator.versions[-1])
         devices = _devices(session, edit.files)
         trial = self._trials.prepare(name, session.root, "cuda" in devices)
-        rebuilt, timing = None, self._time_before(operator, devices)
+        rebuilt, timing = None, self._try_before(operator, devices) if task.compile else None
         try:
             if session.is_foreign(name):
                 raise BuildError(
@@ -280,22 +280,23 @@ class Reloader:
             timing.join()
         return edit
 
-    def _time_before(self, operator: Operator, devices: list[str]) -> threading.Thread | None:
-        """Have the code in use timed on the GPU while the compiler runs, if that is not known."""
-        version = operator.versions[-1]
-        if "cuda" not in devices or version.microseconds or version.swap:
+    def _try_before(self, operator: Operator, devices: list[str]) -> threading.Thread | None:
+        """Have the code in use tried while the compiler runs, and timed on a GPU, if it was not."""
+        version, timed = operator.versions[-1], "cuda" in devices
+        if version.swap or (version.difference and (version.microseconds or not timed)):
             return None
 
         def measure():
             session, name = operator.session, operator.name
             with contextlib.suppress(BuildError, KeyError):  # not built before: nothing to time
                 library = _library_in_use(operator)
-                trial = self._trials.prepare(name, session.root, True)
-                verdict = trial.run(library, False, [], TIME_LIMIT, timed=True)
+                trial = self._trials.prepare(name, session.root, timed)
+                verdict = trial.run(library, False, devices, TIME_LIMIT, timed=timed)
                 version.microseconds = verdict.microseconds
+                version.difference = verdict.difference
                 trial.cancel()
 
-        thread = threading.Thread(target=measure, name=f"loader times {operator.name}")
+        thread = threading.Thread(target=measure, name=f"loader tries {operator.name}")
         thread.start()
         return thread
 
@@ -325,6 +326,7 @@ class Reloader:
             before.swap,
             {**before.resources, **(rebuilt.resources if rebuilt else {})},
             edit.verdict.microseconds or before.microseconds,
+            edit.verdict.difference,
         )
         if rebuilt and name in session.loaded:
             after.swap = Swap(name, rebuilt.swap)
@@ -375,14 +377,14 @@ def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT):
     """Take in the edits of the operators named (of all, without a name), and go on working.
 
     What changed is compiled and tried in another process against `X_reference`, on the arguments of
-    `samples(device)` in `ops/X.py`, and their gradients. If it compiles and is right, every holder
+    `samples(device)` in `ops/X.py`, with two derivatives. If it compiles and is right, every holder
     of the operator runs the new code from the next call on: functions, modules, `torch.compile`
     graphs. GPU work under way ends with the old. Otherwise the old code stays.
 
     Args:
         names: operators, of `loader` or of a `loader.Library`.
         force: put it in place although the trial failed, also what was refused before.
-        time_limit: seconds that the trial may take.
+        time_limit: seconds that a call of the operator may take in the trial.
 
     Returns: an object that prints as a table for each operator, here and in a notebook; `ok` says
         whether all that changed is in use, `edits` holds them one by one.

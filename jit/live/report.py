@@ -1,6 +1,7 @@
 """What `loader.reload()` has to say: for each edit a table of what it did."""
 
 import html
+import sys
 
 from ..errors.cxx import demangled
 from ..errors.table import Table
@@ -23,7 +24,7 @@ class Report:
         """What a terminal shows."""
         if not self.edits:
             return "nothing changed"
-        return "\n\n".join("\n".join(_parts(edit, str, "\n".join)) for edit in self.edits)
+        return "\n\n".join("\n".join(_parts(edit, str, _terminal)) for edit in self.edits)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -31,11 +32,22 @@ class Report:
             return "<p>nothing changed</p>"
 
         def text(lines):
-            return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+            red = '<span style="color:red">{}</span>'
+            shown = ((red if isinstance(x, Alarm) else "{}").format(html.escape(x)) for x in lines)
+            return f"<pre>{chr(10).join(shown)}</pre>"
 
         return "".join(
             part for e in self.edits for part in _parts(e, lambda t: t._repr_html_(), text)
         )
+
+
+class Alarm(str):
+    """A line to be shown in red."""
+
+
+def _terminal(lines: list[str]) -> str:
+    red = "\x1b[31m{}\x1b[0m" if sys.stdout.isatty() else "{}"
+    return "\n".join(red.format(line) if isinstance(line, Alarm) else line for line in lines)
 
 
 def _parts(edit, show_table, show_text) -> list:
@@ -75,6 +87,8 @@ def details(edit) -> list[str]:
         else:
             by = ", ".join(f"{share:.1e} ({dtype})" for dtype, share in verdict.difference.items())
             lines.append(f"largest difference from the reference, as a share of it: {by}")
+        lines += map(Alarm, verdict.alarms(edit.before.difference if edit.before else {}))
+        lines += verdict.notes
         if verdict.microseconds:
             before = edit.before.microseconds
             was = f"{before:.1f} -> " if before else ""

@@ -1,4 +1,4 @@
-"""What there is to work with, found without running a compiler.
+"""The machine and the checkout, looked at without running a compiler.
 
 Doors: `settings` (the environment variables that are ours), `sources` (what a unit is made of),
 `toolchain` (compilers, flags, torch), `gpus`, `files` (written in one step), `forks` (locks that a

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write(path: Path, content: str | bytes, mode: int | None = None) -> None:
@@ -24,7 +25,7 @@ def write(path: Path, content: str | bytes, mode: int | None = None) -> None:
         draft.unlink(missing_ok=True)
 
 
-def write_record(path: Path, value) -> None:
+def write_record(path: Path, value: Any) -> None:
     """Write plain data with its digest, for `read_record`; nothing where the folder cannot be
     written: what is recorded is found out anew then.
     """
@@ -34,7 +35,7 @@ def write_record(path: Path, value) -> None:
         write(path, json.dumps({"sha256": digest, "value": value}))
 
 
-def read_record(path: Path):
+def read_record(path: Path) -> Any:
     """Return what `write_record` wrote; None where that is missing or was damaged since."""
     try:
         record = json.loads(path.read_text())

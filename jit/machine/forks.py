@@ -1,4 +1,4 @@
-"""What a forked child has to find anew: locks that no thread of its own holds."""
+"""Locks that a forked child finds open: no thread of its own holds them."""
 
 import os
 import threading

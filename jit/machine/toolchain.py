@@ -1,4 +1,4 @@
-"""What compiles, and for which machine, found without running anything: warm imports stay fast."""
+"""Compilers, flags and target, found without running anything: warm imports stay fast."""
 
 import glob
 import hashlib
@@ -65,7 +65,7 @@ class Toolchain:
 
     @cached_property
     def identity(self) -> dict:
-        """What enters a build's key, by name."""
+        """Return what enters a build's key, by name."""
         facts = {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         del facts["cuda_home"]  # nvcc's identity has the path
         if not self.architectures:
@@ -110,7 +110,7 @@ def current(cache_dir: Path) -> Toolchain:
     programs = [identity(command) if command else None for command in (nvcc, host)]
     return Toolchain(
         cxx=identity(os.environ.get("CXX") or "c++"),
-        nvcc=" with ".join(programs) if all(programs) else None,
+        nvcc=" with ".join(filter(None, programs)) if all(programs) else None,
         cuda_home=home,
         architectures=architectures(cache_dir) if torch.version.cuda else "",
         machine=os.uname().machine,
@@ -126,7 +126,7 @@ def current(cache_dir: Path) -> Toolchain:
 
 
 def words(variables: list[str]) -> list[str]:
-    """The flags in these environment variables, split as a shell would, and never seen by one."""
+    """Return the flags in these environment variables, split as a shell would; none sees them."""
     found = []
     for name in variables:
         try:
@@ -149,8 +149,8 @@ def command(variable: str, cuda_home: str | None = None) -> list[str]:
 
 
 def identity(command: str) -> str | None:
-    """Which programs a command such as `ccache g++` runs; None where one is missing."""
-    facts = []
+    """Return which programs a command such as `ccache g++` runs; None where one is missing."""
+    facts: list[str] = []
     try:
         words = [command] if os.path.isfile(command) else shlex.split(command)
     except ValueError:
@@ -169,7 +169,7 @@ def identity(command: str) -> str | None:
 
 
 def cuda_home() -> str | None:
-    """Where torch would look for nvcc, and after that the `nvidia-cuda-nvcc` package."""
+    """Return the toolkit where torch would look for nvcc, else the `nvidia-cuda-nvcc` package."""
     nvcc = shutil.which("nvcc")
     packages = [
         os.path.join(path, "nvidia", "cu*") for path in sys.path if path.endswith("-packages")

@@ -1,7 +1,8 @@
 """Operators: found in a folder, built, loaded at first use, and what `ops/X.py` stands on.
 
-Doors: `session` (the operators of one folder), `frame` (for `ops/X.py`), `library`
-(`loader.Library`), `accelerate` (`loader.accelerate_torch`), `explain`, `new`.
+Doors: `session` (the operators of one folder), `recipe` (how one is built), `frame` (for
+`ops/X.py`, with `elementwise` and `shapes`), `offered` (what an operator adds to `loader`),
+`library` (`loader.Library`), `explain`, `new`.
 
 Imports `build`, `cache`, `machine` and `errors`.
 """

@@ -1,7 +1,7 @@
 """The Python side that every operator shares: loading, derivatives, argument types."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -126,8 +126,13 @@ def _cure(value) -> str:
     )
 
 
-def check_mask(op: str, mask, *names: str) -> None:
-    """ValueError where `output_mask` does not say which of the gradients named to compute."""
+def masked(op: str, mask, names: Sequence[str], compute: Callable):
+    """What `X_bw` returns: of the gradients to the tensors named those that `output_mask` asks for.
+
+    `compute(*flags)` gives all of them. One comes back as it is, several as a tuple.
+
+    Raises: ValueError where the mask does not say which of the gradients to compute.
+    """
     if not isinstance(mask, (tuple, list)) or len(mask) != len(names) or not any(mask):
         count = ("no", "one", "two", "three", "four")[len(names)] if len(names) < 5 else len(names)
         *before, last = names
@@ -135,6 +140,10 @@ def check_mask(op: str, mask, *names: str) -> None:
             f"{op}: output_mask must be {count} flags, for {', '.join(before)} and {last}, "
             f"at least one of them set, got {mask}"
         )
+    with torch.no_grad():
+        gradients = compute(*map(bool, mask))
+    some = tuple(x for x, wanted in zip(gradients, mask, strict=True) if wanted)
+    return some if len(some) > 1 else some[0]
 
 
 def asked(mask, gradients) -> list[Tensor | None]:
@@ -142,10 +151,9 @@ def asked(mask, gradients) -> list[Tensor | None]:
     return [x if wanted else None for x, wanted in zip(gradients, mask, strict=True)]
 
 
-def chosen(mask, gradients) -> Tensor | tuple[Tensor, ...]:
-    """What `X_bw` returns of all gradients: those asked for, one as it is, several as a tuple."""
-    some = tuple(x for x, wanted in zip(gradients, mask, strict=True) if wanted)
-    return some if len(some) > 1 else some[0]
+def total(a: Tensor | None, b: Tensor) -> Tensor:
+    """The sum of two gradients, of which the first may not be there yet."""
+    return b if a is None else a + b
 
 
 def forward_form(function: Callable) -> Callable:
@@ -178,11 +186,11 @@ def backward_form(
         for x in args:
             if not isinstance(x, Tensor):
                 check_tensors(name, **dict(zip(tensors, args, strict=True)))
+        compute = _functions[name, "backward form"]
         if several:
-            check_mask(name, mask, *names)
+            return masked(name, mask, names, lambda *flags: compute(*args, mask=flags))
         with torch.no_grad():
-            gradients = _functions[name, "backward form"](*args, mask=mask)
-        return chosen(mask, gradients) if several else gradients[0]
+            return compute(*args, mask=mask)[0]
 
     listed = ", ".join(tensors)
     mask, to_run = (f", output_mask={default}", ", mask=output_mask") if several else ("", "")

@@ -20,11 +20,11 @@ LIKE = {"square": "x * x", "add2": "a + b"}  # of what it can be made, and what 
 _FORMS = ("", "_fw", "_bw", "_reference", "_backward", "_cpu", "_cuda")
 _SHARED = (
     "common.h",
-    "glue.h",
-    "shapes.h",
+    "torch/glue.h",
+    "torch/shapes.h",
     "elementwise.h",
     "elementwise_cpu.h",
-    "elementwise_glue.h",
+    "torch/elementwise_glue.h",
 )
 # What is said of square and add2 alone.
 _OWN = {

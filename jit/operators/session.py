@@ -14,6 +14,7 @@ from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
+from . import schemas
 
 # What a warm import does without, `key` and `store`, is imported where it is used.
 
@@ -158,7 +159,8 @@ class Session:
                     self.errors.pop(name, None)
             if not missing:
                 return None
-            from ..build.engine import Batch, Job
+            from ..build.batch import Batch
+            from ..build.engine import Job
             from ..build.progress import Progress
             from .recipe import OperatorRecipe
 
@@ -207,7 +209,9 @@ class Session:
 
     def is_foreign(self, name: str) -> bool:
         """Whether a library that somebody else loaded, a wheel's say, has this operator already."""
-        if name in self.loaded or not torch._C._dispatch_has_kernel(f"octet::{name}"):
+        if name in self.loaded or schemas.is_declared(name):
+            return False
+        if not torch._C._dispatch_has_kernel(f"octet::{name}"):
             return False
         self.receipt.result(name, "foreign")
         return True
@@ -236,13 +240,18 @@ class Session:
 
     def start(self) -> None:
         """Build what the store lacks, as LOADER_BUILD says; errors are only printed."""
-        mode = settings.value("LOADER_BUILD")
-        if mode not in ("background", "eager") or self.find_quickly():
-            return
-        if mode == "background":
-            self.begin([*self.units], behind="yes")
-            return
-        for message in dict.fromkeys(map(str, self.build([*self.units]).values())):
+        mode, errors = settings.value("LOADER_BUILD"), {}
+        if not self.find_quickly():
+            if mode == "background":
+                self.begin([*self.units], behind="yes")
+            elif mode == "eager":
+                errors = self.build([*self.units])
+            elif mode == "never":
+                self.find([*self.units])
+        if self.package == "loader.ops":
+            layers = [cache / "store" for cache in self.caches]
+            schemas.declare(schemas.recorded(layers, self.keys), self.module)
+        for message in dict.fromkeys(map(str, errors.values())):
             print(f"loader: {message}", file=sys.stderr)
 
     def build_named(self, names: tuple[str, ...]) -> None:
@@ -271,8 +280,10 @@ class Session:
                 if library := self._held(name):
                     try:
                         with self.receipt.time(name, "dlopen"):
+                            schemas.withdraw(name)
                             torch.ops.load_library(str(library))
                         self.loaded[name] = self.keys[name]
+                        self._note_schemas(name)
                         return
                     except OSError as error:
                         # torch says which library, dlopen says why.
@@ -289,6 +300,12 @@ class Session:
 
         cause = explain_failure(failure, self.root, self.units[name].sources)
         raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
+
+    def _note_schemas(self, name: str) -> None:
+        """Have later processes know the schemas of a unit before its library is loaded."""
+        if self.package == "loader.ops":
+            key, ours = self.loaded[name], lambda public: self.owner(public) == name
+            schemas.note(self.store.path, name, key, ours)
 
     def _held(self, name: str) -> Path | None:
         """The library of a unit, verified and marked as in use; None where it has to be built."""

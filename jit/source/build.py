@@ -152,7 +152,7 @@ class Recipe:
                 "source_module: there is no build of this source with these constants in the cache "
                 "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy"
             )
-        from ..build.engine import make_room
+        from ..build.batch import make_room
 
         key = key_of(inputs)
         with _alone(key), tempfile.TemporaryDirectory(prefix="octet-") as name:
@@ -243,7 +243,7 @@ def _alone(key: str) -> Iterator[None]:
 
     256 files serve all keys. Where no file can be locked nobody waits.
     """
-    from ..build.engine import close_lock, open_lock
+    from ..build.locks import close_lock, open_lock
 
     work = Store(settings.cache_dirs(units.HOME)).path.parent / "work"
     lock = None
@@ -279,8 +279,8 @@ def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[st
         found |= files.closure("include/emulate.h") | files.closure(GUARD)
     for name in names:
         if name is None:  # a macro: any header may be meant
-            for file in sorted((units.HOME / "include").iterdir()):
-                found |= files.closure(os.path.join("include", file.name))
+            for file in sorted((units.HOME / "include").rglob("*.*")):
+                found |= files.closure(os.path.relpath(file, units.HOME))
             continue
         for folder in (*folders, "include"):
             path = os.path.normpath(os.path.join(folder, name))

@@ -1,4 +1,4 @@
-"""What `python -m loader` offers: doctor, profile, sanitize, the cache's care, benchmarks.
+"""The command line, `python -m loader`: doctor, profile, sanitize, the cache's care, benchmarks.
 
 Doors: `cli` (the command line), `doctor` (`loader.doctor`), `main` (`python -m loader` of a wheel).
 

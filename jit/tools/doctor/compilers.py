@@ -112,12 +112,12 @@ def _nvcc_release(context: Context) -> tuple[str, str]:
 
 
 def _severity(context: Context) -> str:
-    """What a fault of nvcc is: where no architecture is asked for, a build does without nvcc."""
+    """Return how bad a fault of nvcc is: a build for no architecture does without nvcc."""
     return "error" if context.architectures else "warning"
 
 
 def check_host_compiler(context: Context) -> Found:
-    """Whether nvcc takes the C++ compiler that it would get, by compiling a kernel."""
+    """Compile a kernel: nvcc may refuse the C++ compiler that it would get."""
     if not context.nvcc:
         return "ok", "not checked: no nvcc"
     source = context.probe / "trial.cu"

@@ -1,4 +1,4 @@
-"""What the checks look at, and how they try something out."""
+"""The facts that checks look at, and the means to try something out."""
 
 import os
 import re
@@ -23,7 +23,7 @@ MOVE_CACHE = "set LOADER_CACHE_DIR to a folder of your own on a local disk"
 
 @dataclass(frozen=True)
 class Context:
-    """What the checks look at."""
+    """The facts that checks look at."""
 
     root: Path
     cache: Path  # the folder that builds go to

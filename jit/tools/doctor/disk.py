@@ -89,7 +89,7 @@ def _check_room(folder: Path, otherwise: str) -> Found:
 
 
 def check_flock(context: Context) -> Found:
-    """Whether a lock shuts out others, and whether they get it afterwards."""
+    """Try that a lock shuts out others, and that they get it afterwards."""
     if context.refusal:
         return "warning", "not checked: the cache folder cannot be written"
     kind = file_system(context.probe, Path("/proc/self/mounts").read_text())

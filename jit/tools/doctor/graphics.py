@@ -9,7 +9,7 @@ from .context import Context, Found, run, version
 
 
 def check_architectures(context: Context) -> Found:
-    """Whether torch and nvcc know the GPUs that would be compiled for."""
+    """Ask torch and nvcc for the GPUs that would be compiled for."""
     wanted, facts = context.architectures, context.facts()
     if not context.cuda or not wanted:
         return "ok", "none: only the CPU part is built"
@@ -61,7 +61,7 @@ def check_driver(context: Context) -> Found:
 
 
 def check_gpu(context: Context) -> Found:
-    """Whether there is a GPU that torch may use."""
+    """Look for a GPU that torch may use."""
     found = ", ".join(f"compute capability {c}" for c in gpus.capabilities())
     if not found:
         return "ok", "none: operators run on the CPU"

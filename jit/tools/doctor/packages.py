@@ -1,13 +1,11 @@
 """Checks of Python and its packages."""
 
-import os
 import platform
-import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
-from .context import Context, Found, last_line, run, version
+from .context import Context, Found, version
 
 
 def check_python(context: Context) -> Found:
@@ -19,7 +17,7 @@ def check_python(context: Context) -> Found:
 
 
 def check_headers(context: Context) -> Found:
-    """What modules made with pybind11 include; operators do without."""
+    """The headers that modules made with pybind11 include; operators do without."""
     header = Path(sysconfig.get_path("include"), "Python.h")
     if header.exists():
         return "ok", str(header)
@@ -29,7 +27,7 @@ def check_headers(context: Context) -> Found:
 
 
 def check_torch(context: Context) -> Found:
-    """Whether it imports and is new enough."""
+    """Try that it imports, and is new enough."""
     facts = context.facts()
     if error := facts.get("torch_error"):
         module = "numpy" if "numpy" in error.lower() else "torch"
@@ -42,7 +40,7 @@ def check_torch(context: Context) -> Found:
 
 
 def check_numpy(context: Context) -> Found:
-    """Whether torch can use the NumPy that is here."""
+    """Try that torch can use the NumPy that is here."""
     context.cuda  # noqa: B018  not without torch
     facts = context.facts()
     error, version = facts.get("numpy_error"), facts.get("numpy", "")
@@ -55,7 +53,7 @@ def check_numpy(context: Context) -> Found:
 
 
 def check_setuptools(context: Context) -> Found:
-    """What torch.utils.cpp_extension, which compiles, imports: that was tried."""
+    """The package that torch.utils.cpp_extension imports: that was tried."""
     facts, cure = context.facts(), "$ pip install 'setuptools>=70'"
     version = facts.get("setuptools", "")
     if error := facts.get("setuptools_error"):
@@ -65,22 +63,3 @@ def check_setuptools(context: Context) -> Found:
     if version(version) < (70,):
         return "warning", f"{version}; 70 or newer is expected", cure
     return "ok", version
-
-
-def check_ninja(context: Context) -> Found:
-    """Looked for where a build looks: beside Python, in its package, on PATH."""
-    places, cure = [os.path.dirname(sys.executable)], "$ pip install ninja"
-    try:
-        import ninja
-
-        places.append(ninja.BIN_DIR)
-    except (ImportError, AttributeError):
-        pass  # then one on PATH has to serve, as for a build
-    path = shutil.which("ninja", path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
-    if path is None:
-        return "error", "neither installed nor on PATH", cure
-    works, said = run([path, "--version"])
-    if not works:
-        return "error", f"{path} does not run: {last_line(said)}", cure
-    found = f"{said.strip()}, {path}"
-    return ("ok", found) if version(said) >= (1, 3) else ("error", f"{found}; too old", cure)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check saw; `cure` says what to do, its lines that begin with "$ " are commands."""
+    """The outcome of one check; in `cure` lines that begin with "$ " are commands."""
 
     subject: str
     state: str  # "ok", "warning" or "error"
@@ -29,7 +29,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether a build would work."""
+        """True if a build would work."""
         return all(finding.state != "error" for finding in self.findings)
 
     @property
