@@ -50,6 +50,6 @@ def test_the_tables_come_from_the_result_files():
 
 
 def test_every_setting_is_read_in_one_place():
-    for path in [ROOT / "loader.py", *(ROOT / "jit").glob("*.py")]:
+    for path in [ROOT / "loader.py", *(ROOT / "jit").rglob("*.py")]:
         if path.name != "settings.py":
             assert not re.search(r"environ[^\n]*LOADER_", path.read_text())
