@@ -1,4 +1,4 @@
-"""What an extension's source needs, by its text: the narrowest headers that may serve.
+"""The needs of an extension's source, by its text: the narrowest headers that may serve.
 
 torch/extension.h takes ten to twenty seconds to compile, and most extensions use a sliver of it. So
 each source is tried with little first, and with more where names are missing; at last it is

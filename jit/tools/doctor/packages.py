@@ -43,23 +43,23 @@ def check_numpy(context: Context) -> Found:
     """Try that torch can use the NumPy that is here."""
     context.cuda  # noqa: B018  not without torch
     facts = context.facts()
-    error, version = facts.get("numpy_error"), facts.get("numpy", "")
+    error, there = facts.get("numpy_error"), facts.get("numpy", "")
     if not error:
-        return "ok", version
+        return "ok", there
     if "No module named 'numpy'" in error:
         return "ok", "not installed; operators do without"
-    found = f"torch cannot use NumPy {version}: {error}"
+    found = f"torch cannot use NumPy {there}: {error}"
     return "warning", found, "$ pip install --upgrade --force-reinstall numpy"
 
 
 def check_setuptools(context: Context) -> Found:
     """The package that torch.utils.cpp_extension imports: that was tried."""
     facts, cure = context.facts(), "$ pip install 'setuptools>=70'"
-    version = facts.get("setuptools", "")
+    found = facts.get("setuptools", "")
     if error := facts.get("setuptools_error"):
         return "error", f"torch.utils.cpp_extension needs it: {error}", cure
     if error := facts.get("extension_error"):
-        return "error", f"{version}; torch.utils.cpp_extension does not import: {error}", cure
-    if version(version) < (70,):
-        return "warning", f"{version}; 70 or newer is expected", cure
-    return "ok", version
+        return "error", f"{found}; torch.utils.cpp_extension does not import: {error}", cure
+    if version(found) < (70,):
+        return "warning", f"{found}; 70 or newer is expected", cure
+    return "ok", found
