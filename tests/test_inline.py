@@ -843,3 +843,19 @@ assert m.f() == math.pi
 """
     passes(shared, code)
     assert levels_of(shared, "asks") == ["plain"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_a_typo_in_the_host_functions_of_a_cuda_source_is_told_after_the_first_try(shared):
+    """The C++ compiler sees each source once: nvcc would see nothing else."""
+    text = TEMPLATE.replace("empty_like", "empty_likee")
+    code = f"""
+import loader
+try:
+    loader.load_inline("host", "torch::Tensor sq(torch::Tensor x);", {text!r}, functions=["sq"])
+except loader.BuildError as error:
+    assert "empty_likee" in str(error)
+"""
+    before = shared.compiled()
+    passes(shared, code, TORCH_CUDA_ARCH_LIST="9.0")
+    assert shared.compiled() - before == 2
