@@ -30,7 +30,7 @@ from ..machine.sources import Sources
 from ..operators.session import Session
 
 SWAP = Path(__file__).with_name("swap.cpp")
-_QUIETLY = SWAP.parent.parent / "include" / "quietly.h"  # which it includes
+_QUIETLY = SWAP.parents[2] / "include" / "quietly.h"  # which it includes
 _numbers = count()
 
 _PTXAS = re.compile(

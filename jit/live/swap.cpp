@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../include/quietly.h"
+#include "../../include/quietly.h"
 
 #define HIDDEN __attribute__((visibility("hidden")))
 #define PUBLIC __attribute__((visibility("default")))
