@@ -15,16 +15,20 @@ fit: $(READY)  ## recover a volume and its sampling positions by gradient descen
 ways: $(READY)  ## build the operators in three ways, compare bits and times
 	$(RUN) examples/three_ways/compare.py
 
-test: $(READY)
-	$(RUN) -m pytest -q
+test: $(READY)  ## file by file on all cores, the longest first
+	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n logical --maxprocesses 8 \
+	    --dist loadfile --no-loadscope-reorder
 
 sanitize: $(READY)  ## the operators' C++ under the address and undefined-behaviour sanitizers
 	$(RUN) -m pytest -q tests/test_sanitizers.py
 
-check: $(READY)  ## formatting and lint, nothing is changed
+check: $(READY)  ## formatting, lint, the borders of the rooms, type hints; nothing is changed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/clang-format --dry-run --Werror $(shell git ls-files '*.cpp' '*.cu' '*.h' '*.cuh')
+	$(VENV)/bin/lint-imports --no-logo --no-cache
+	$(RUN) -m pytest -q tests/test_rooms.py
+	$(RUN) -m mypy
 
 format: $(READY)
 	$(RUN) -m ruff check --fix .

@@ -42,6 +42,7 @@ _begun = _now()  # torch's own import is not counted
 from loader.jit.errors import BuildError
 from loader.jit.errors import no_attribute as _no_attribute
 from loader.jit.machine import settings as _settings
+from loader.jit.operators.offered import offered as _offered
 from loader.jit.operators.session import Session as _Session
 from loader.jit.operators.session import owner as _owner
 
@@ -53,18 +54,17 @@ if not _again:
     _session = _Session(_root, _settings.cache_dirs(_root))
 _FORMS = ("", "_fw", "_bw", "_reference")
 
-# Public names that few processes use, and the module below `loader.jit` that has each.
+# Public names that few processes use, and the module below `loader` that has each.
 _ELSEWHERE = {
-    "accelerate_torch": "operators.accelerate",
-    "Library": "operators.library",
-    "load": "extension.load",
-    "load_inline": "extension.load",
-    "reload": "live.reload",
-    "revert": "live.reload",
-    "source_module": "source.module",
-    "time": "machine.timing",
-    "watch": "live.watch",
-}
+    "Library": "jit.operators.library",
+    "load": "jit.extension.load",
+    "load_inline": "jit.extension.load",
+    "reload": "jit.live.reload",
+    "revert": "jit.live.reload",
+    "source_module": "jit.source.module",
+    "time": "jit.machine.timing",
+    "watch": "jit.live.watch",
+} | _offered(_root)
 
 __all__ = ["BuildError", "build", "doctor", "explain", "receipt"]
 __all__ += [name for name in _ELSEWHERE]
@@ -100,7 +100,7 @@ def explain(*names: str):
 
     Raises: ValueError for a name that is no operator.
     """
-    from loader.jit.cache.explain import explanation
+    from loader.jit.operators.explain import explanation
 
     return explanation(_session, _session.named(names))
 
@@ -134,7 +134,7 @@ def __getattr__(name: str):
     if name in _ELSEWHERE:
         import importlib
 
-        module = importlib.import_module(f"loader.jit.{_ELSEWHERE[name]}")
+        module = importlib.import_module(f"loader.{_ELSEWHERE[name]}")
         globals()[name] = getattr(module, name)
         return globals()[name]
     found = _session.attribute(name)

@@ -7,15 +7,12 @@ reference (up to 5 x 5 taps: it unrolls them all), scipy.ndimage.convolve on the
 of as many bytes, and the bandwidth of a large copy.
 """
 
-import argparse
-from pathlib import Path
-
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
 
+import harness
 import loader
-from harness import Timer, circumstances, keep
 
 SIZES = [(512, 512), (2048, 2048), (8192, 8192), (16, 1024, 1024)]
 CPU_SIZES = [(512, 512), (2048, 2048), (4, 512, 512)]
@@ -118,18 +115,11 @@ def show(row):
 
 def main(arguments=None):
     """Run the cases and keep the results."""
-    parser = argparse.ArgumentParser(prog="python -m loader bench convolve2d")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--quick", action="store_true", help="float32, 3 x 3 and 5 x 5 taps")
-    parser.add_argument("--results", type=Path, help="folder of the result files")
+    parser = harness.parser("convolve2d", 30, "float32, 3 x 3 and 5 x 5 taps")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
-    torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
     torch.backends.cudnn.allow_tf32 = False  # F.conv2d is to compute what is asked for
-    timer = Timer(options.device, options.repeats)
-    limit = timer.copy_bandwidth()
-    print(f"copy: {limit / 1e6:.3f} TB/s", flush=True)
+    timer, limit = harness.start(options)
     cases = [
         (shape, K, "zero", dtype)
         for dtype in DTYPES[: 2 if cuda and not options.quick else 1]
@@ -138,5 +128,4 @@ def main(arguments=None):
     ]
     cases += [((2048, 2048), 5, "nearest", torch.float32)]
     rows = [row for case in cases for row in measure(*case, timer, limit)]
-    facts = {**circumstances(options.device, ["convolve2d"]), "copy_bytes_per_us": limit}
-    print("kept in", keep("convolve2d", options.device, facts, rows, options.results), flush=True)
+    harness.finish("convolve2d", "convolve2d", rows, options, copy_bytes_per_us=limit)

@@ -180,14 +180,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    import loader
-    from harness import circumstances, keep
+    from harness import ROOT, circumstances, keep
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for room in ("jit", "include", "ops", "kernels"):
-            shutil.copytree(loader._root / room, f"{folder}/copy/{room}")
-        shutil.copy(loader._root / "loader.py", f"{folder}/copy")
+            shutil.copytree(ROOT / room, f"{folder}/copy/{room}")
+        shutil.copy(ROOT / "loader.py", f"{folder}/copy")
         environment = {**os.environ, "LOADER_CACHE_DIR": f"{folder}/cache", "MAX_JOBS": "2"}
         environment |= {"LOADER_BUILD": "eager", "TORCH_EXTENSIONS_DIR": f"{folder}/extensions"}
         environment |= {"WARP_CACHE_PATH": f"{folder}/warp"}

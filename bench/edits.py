@@ -37,7 +37,7 @@ void square_backward_cpu(const ElementwiseParams* p, int64_t begin, int64_t end)
 """
 _RIGHT = "elementwise_cpu<Square>(*p, begin, end);"
 _BACKWARD = "elementwise_cpu<SquareBackward>(*p, begin, end);"
-_BYTES = "auto* out = static_cast<char*>(p->out);"
+_BYTES = "auto* out = static_cast<char*>(p->out[0]);"
 _SIZE = (
     "const int64_t bytes = p->numel * (p->dtype == DType::kDouble ? 8 : p->dtype == DType::kFloat "
     "? 4 : 2);"
@@ -48,16 +48,16 @@ KINDS = [
     ("good", "for (int64_t i = begin; i < end; ++i) elementwise_cpu<Square>(*p, i, i + 1);", ""),
     ("good", "const int64_t half = begin + (end - begin) / 2; elementwise_cpu<Square>(*p, begin, "
              "half); elementwise_cpu<Square>(*p, half, end);", ""),
-    ("good", "struct Again { float operator()(float x, float) const { return x * x; } double "
-             "operator()(double x, double) const { return x * x; } }; "
+    ("good", "struct Again { float operator()(float x) const { return x * x; } double "
+             "operator()(double x) const { return x * x; } }; "
              "elementwise_cpu<Again>(*p, begin, end);", ""),
     ("broken", "elementwise_cpu<Square>(*p, begin, end)", ""),
     ("broken", "elementwise_cpu<Square>(*p, start, end);", ""),
     ("broken", "elementwise_cpu<Quadrat>(*p, begin, end);", ""),
     ("broken", "missing_function(p); " + _RIGHT, ""),  # the linker lets it pass, dlopen does not
     ("wrong", "if (end > begin) elementwise_cpu<Square>(*p, begin, end - 1);", ""),
-    ("wrong", "struct Cube { float operator()(float x, float) const { return x * x * x; } double "
-              "operator()(double x, double) const { return x * x * x; } }; "
+    ("wrong", "struct Cube { float operator()(float x) const { return x * x * x; } double "
+              "operator()(double x) const { return x * x * x; } }; "
               "elementwise_cpu<Cube>(*p, begin, end);", ""),
     ("wrong", _RIGHT, "elementwise_cpu<Square>(*p, begin, end);"),
     ("wrong", _RIGHT, "// no gradient"),
@@ -83,7 +83,7 @@ def edits(count: int, seed: int):
 
 
 def run(count: int, seed: int, limit: float) -> dict:
-    """What became of `count` edits in this process, whose `loader` lies in the current folder."""
+    """Return what became of `count` edits here, where `loader` lies in the current folder."""
     import torch
 
     import loader
@@ -134,16 +134,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--limit", type=float, default=1.0, help="seconds for a trial")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    import loader
-    from harness import circumstances, keep
+    from harness import ROOT, circumstances, keep
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         for room in ("jit", "include"):
-            shutil.copytree(loader._root / room, copy / room)
+            shutil.copytree(ROOT / room, copy / room)
         for file in ("loader.py", "ops/square.cpp", "ops/square.py", FILE):
             (copy / file).parent.mkdir(exist_ok=True)
-            shutil.copy(loader._root / file, copy / file)
+            shutil.copy(ROOT / file, copy / file)
         code = (
             f"import sys, json; sys.path[:0] = [{str(copy)!r}, {str(Path(__file__).parent)!r}]; "
             f"import edits; print(json.dumps(edits.run({options.count}, {options.seed}, "

@@ -11,18 +11,15 @@ Limits: a copy of as many bytes, and the bandwidth of a large copy. Not float16 
 F.grid_sample rounds the places of the pixels to float16 and its values are wrong.
 """
 
-import argparse
 import math
-import time
-from pathlib import Path
 from statistics import geometric_mean
 
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
 
+import harness
 import loader
-from harness import Timer, circumstances, keep
 
 M = 1 << 20
 # C, sizes of the input, points, their order
@@ -253,21 +250,45 @@ def conclude(rows):
     print(f"worst: {least:.2f}x, {row['direction']}, {row['case']}, {row['dtype']}, {layout}")
 
 
+def table(record: dict) -> str:
+    """Return our layouts, each beside F.grid_sample in the same and its best; then the means."""
+    from tables import time_text, title
+
+    rows = record["rows"]
+    apart = (*OURS, *THEIRS, "copy")
+    others = [n for n in dict.fromkeys(n for row in rows for n in row["us"]) if n not in apart]
+    columns = [x for layout in LAYOUTS for x in (layout, "same", "best")]
+    head = ["", "case", "dtype", *columns, "of a copy", *others]
+    lines = [title(record), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    directions = [*dict.fromkeys(row["direction"] for row in rows)]
+    for row in sorted(rows, key=lambda r: directions.index(r["direction"])):
+        us = {name: times["median"] for name, times in row["us"].items()}
+        cells = [row["direction"], row["case"], row["dtype"]]
+        for ours, (same, best) in zip(OURS, factors(row).values(), strict=True):
+            cells += [time_text(us[ours]), f"{same:.2f}x", f"{best:.2f}x"]
+        ours = min(us[name] for name in OURS)
+        cells.append(f"{100 * us['copy'] / ours:.0f} %")
+        cells += [f"{us[name] / ours:.2f}x" if name in us else "" for name in others]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Geometric means:",
+        "",
+        "| | dtype | layout | same | best |",
+        "|---|---|---|---|---|",
+    ]
+    for group, found in means(rows).items():
+        lines.append("| " + " | ".join([*group, *(f"{x:.2f}x" for x in found)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments=None):
     """Run the cases and keep the results."""
-    parser = argparse.ArgumentParser(prog="python -m loader bench grid_sample")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser = harness.parser("grid_sample", 15, "every third case, no torch.compile")
     parser.add_argument("--seconds", type=float, default=0.25, help="most for all turns of one")
-    parser.add_argument("--quick", action="store_true", help="every third case, no torch.compile")
-    parser.add_argument("--results", type=Path, help="folder of the result files")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
-    torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
-    begun = time.perf_counter()
-    timer = Timer(options.device, options.repeats, options.seconds)
-    limit = timer.copy_bandwidth()
-    print(f"copy: {limit / 1e6:.3f} TB/s", flush=True)
+    timer, limit = harness.start(options)
     cases = (CASES if cuda else CPU_CASES)[:: 3 if options.quick else 1]
     compiled = None
     if not options.quick:
@@ -280,6 +301,4 @@ def main(arguments=None):
         for row in measure(case, dtype, timer, limit, compiled)
     ]
     conclude(rows)
-    facts = {**circumstances(options.device, ["grid_sample"]), "copy_bytes_per_us": limit}
-    path = keep("grid_sample", options.device, facts, rows, options.results)
-    print(f"kept in {path}, {time.perf_counter() - begun:.0f} s", flush=True)
+    harness.finish("grid_sample", "grid_sample", rows, options, copy_bytes_per_us=limit)

@@ -19,14 +19,14 @@ import torch._functorch.config
 import torch.nn.functional as F
 
 import loader
-from harness import RESULTS, Timer, circumstances, keep
+from harness import RESULTS, ROOT, Timer, circumstances, keep
 
 SIDE, CHANNELS = 128, 16
 POINTS = [round(10 ** (k / 2)) for k in range(6, 17)]
 WIDTHS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 FIXED = {"cuda": 10**6, "cpu": 10**5}
 LAYOUTS = {"channels last": torch.channels_last_3d, "channels first": torch.contiguous_format}
-PICTURE = Path(loader._root) / "docs" / "growth.png"
+PICTURE = ROOT / "docs" / "growth.png"
 STYLES = {
     "loader, channels last": ("tab:blue", "grid_sample, channels last"),
     "F.grid_sample, channels last": ("tab:orange", "F.grid_sample, channels last"),
@@ -81,7 +81,7 @@ def measure(contenders, N, C, timer, within):
 
 
 def foreseen_within(most, taken, work, direction, who):
-    """Whether a call with so much work takes fewer seconds, going by the two before it."""
+    """True if a call with so much work takes fewer seconds, going by the two before it."""
     *_, (w0, t0), (w1, t1) = [(0, 0), (0, 0), *taken.get((direction, who), [])]
     slope = (t1 - t0) / (w1 - w0) if w0 else 0
     return t1 + slope * (work - w1) < most

@@ -1,5 +1,6 @@
 """How every benchmark here measures, and how it keeps what it measured."""
 
+import argparse
 import json
 import platform
 import statistics
@@ -8,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch._functorch.config
 
-import loader
+from loader.jit.machine.sources import Sources, discover
 from loader.jit.machine.timing import Clock
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
 
 
 class Timer:
@@ -69,7 +72,7 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 
 def circumstances(device: str, operators: list[str]) -> dict:
-    """What a figure needs beside it: the device, versions and keys of the sources measured."""
+    """Return what a figure needs beside it: device, versions and keys of the sources measured."""
     facts = {
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
@@ -84,12 +87,10 @@ def circumstances(device: str, operators: list[str]) -> dict:
 
 
 def source_key(operator: str) -> str:
-    """Digest of an operator's C++ and CUDA sources and the headers they reach."""
+    """Return the digest of an operator's C++ and CUDA sources and the headers they reach."""
     import hashlib
 
-    from loader.jit.machine.sources import Sources
-
-    unit, sources = loader._session.units[operator], Sources(loader._root)
+    unit, sources = discover(ROOT)[operator], Sources(ROOT)
     files = {
         path: digest for source in unit.sources for path, digest in sources.closure(source).items()
     }
@@ -108,3 +109,32 @@ def keep(name: str, device: str, facts: dict, rows: list[dict], folder: Path | N
     path = (folder or RESULTS) / f"{name}_{device}.json"
     path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
     return path
+
+
+def parser(name: str, repeats: int, quick: str) -> argparse.ArgumentParser:
+    """Return the options that benchmarks of kernels share; `quick` says what is left then."""
+    options = argparse.ArgumentParser(prog=f"python -m loader bench {name}")
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--repeats", type=int, default=repeats)
+    options.add_argument("--quick", action="store_true", help=quick)
+    options.add_argument("--results", type=Path, help="folder of the result files")
+    return options
+
+
+def start(options: argparse.Namespace) -> tuple[Timer, float]:
+    """Return a run's timer, and the bytes that a copy moves in a microsecond: the limit."""
+    torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
+    options.begun = time.perf_counter()
+    timer = Timer(options.device, options.repeats, getattr(options, "seconds", None))
+    limit = timer.copy_bandwidth()
+    print(f"copy: {limit / 1e6:.3f} TB/s", flush=True)
+    return timer, limit
+
+
+def finish(
+    name: str, operator: str, rows: list[dict], options: argparse.Namespace, **facts
+) -> None:
+    """Keep a run's rows beside the circumstances and these facts; say where, and what it took."""
+    facts = {**circumstances(options.device, [operator]), **facts}
+    path = keep(name, options.device, facts, rows, options.results)
+    print(f"kept in {path}, {time.perf_counter() - options.begun:.0f} s", flush=True)

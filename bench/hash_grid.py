@@ -7,14 +7,11 @@ far as points reach it. Peers: eager PyTorch and torch.compile of the reference.
 these bytes.
 """
 
-import argparse
-from pathlib import Path
-
 import torch
 import torch._functorch.config
 
+import harness
 import loader
-from harness import Timer, circumstances, keep
 
 GRIDS = {"base_resolution": 16, "per_level_scale": 1.447}
 # N, D, L, T, F, the order of the points
@@ -119,18 +116,11 @@ def show(row):
 
 def main(arguments=None):
     """Run the cases and keep the results."""
-    parser = argparse.ArgumentParser(prog="python -m loader bench hash_grid")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--quick", action="store_true", help="the first case, in float32")
+    parser = harness.parser("hash_grid", 20, "the first case, in float32")
     parser.add_argument("--peers", nargs="*", default=["eager", "compile"])
-    parser.add_argument("--results", type=Path, help="folder of the result files")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
-    torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
-    timer = Timer(options.device, options.repeats)
-    limit = timer.copy_bandwidth()
-    print(f"copy: {limit / 1e6:.3f} TB/s", flush=True)
+    timer, limit = harness.start(options)
     cases = CASES if cuda else CPU_CASES
     rows = [
         row
@@ -138,5 +128,4 @@ def main(arguments=None):
         for case in cases[: 1 if options.quick else None]
         for row in measure(case, dtype, timer, limit, options.peers)
     ]
-    facts = {**circumstances(options.device, ["hash_grid_encoding"]), "copy_bytes_per_us": limit}
-    print("kept in", keep("hash_grid", options.device, facts, rows, options.results), flush=True)
+    harness.finish("hash_grid", "hash_grid_encoding", rows, options, copy_bytes_per_us=limit)

@@ -1,12 +1,14 @@
 """How long `load_inline` takes: ours and torch.utils.cpp_extension's, in one run.
 
 Three classic snippets: `hello` returns a std::string, `sin_add` is torch's own example, and
-`square_matrix` is a CUDA kernel with `torch::Tensor` in its `.cu`. Each figure is the time of the
+`square_matrix` is a CUDA kernel with `torch::Tensor` in its `.cu`, `template` the same as a kernel
+template that is dispatched on the dtype and bound in the `.cu`. Each figure is the time of the
 one call in a process that has imported torch, which is not counted:
 
 cold    nothing is there
 edit    the source was changed since (of `square_matrix` the kernel)
 warm    nothing was changed; a new process
+error   a mistake was made since (`sin_add` calls `x.sinn()`): how long until the error
 
     python -m loader bench inline [--repeats 3] [--theirs 1]
 
@@ -49,6 +51,21 @@ torch::Tensor square_matrix(torch::Tensor matrix) {
 }
 """
 BIND = SIN_ADD + '\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("sin_add", &sin_add); }'
+TEMPLATE = """#include <torch/extension.h>
+template <typename T> __global__ void square_kernel(const T* x, T* y, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] * x[i];
+}
+torch::Tensor square(torch::Tensor x) {
+    auto y = torch::empty_like(x);
+    AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "square", ([&] {
+        square_kernel<scalar_t><<<(x.numel() + 255) / 256, 256>>>(
+            x.data_ptr<scalar_t>(), y.data_ptr<scalar_t>(), x.numel());
+    }));
+    return y;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("square", &square); }
+"""
 SNIPPETS = {
     "hello": {"cpp_sources": HELLO, "functions": ["hello"]},
     "sin_add": {"cpp_sources": SIN_ADD, "functions": ["sin_add"]},
@@ -58,12 +75,21 @@ SNIPPETS = {
         "functions": ["square_matrix"],
     },
     "bind": {"cpp_sources": BIND},
+    "template": {"cpp_sources": "", "cuda_sources": TEMPLATE},
 }
 EDITS = {
     "hello": ("World", "Moon"),
     "sin_add": ("x.sin()", "x.cos()"),
     "square_matrix": ("* matrix[idx];", "* matrix[idx] + 1;"),
     "bind": ("x.sin()", "x.cos()"),
+    "template": ("x[i] * x[i];", "x[i] * x[i] + T(1);"),
+}
+MISTAKES = {
+    "hello": ('"Hello World!"', "greting"),
+    "sin_add": ("x.sin()", "x.sinn()"),
+    "square_matrix": ("blockIdx.y", "blokIdx.y"),
+    "bind": ("x.sin()", "x.sinn()"),
+    "template": ("empty_like", "empty_lik"),
 }
 CALL = """
 import json, sys, time
@@ -76,13 +102,17 @@ else:
     from torch.utils.cpp_extension import load_inline
 arguments = json.loads(sys.stdin.read())
 begun = time.perf_counter()
-load_inline(**arguments)
-print("seconds", time.perf_counter() - begun)
+try:
+    load_inline(**arguments)
+    ended = "built"
+except RuntimeError:
+    ended = "failed"
+print("seconds", time.perf_counter() - begun, ended)
 """
 
 
-def seconds(ours: bool, cache: Path, name: str, arguments: dict) -> float:
-    """The time of one call in a process of its own."""
+def seconds(ours: bool, cache: Path, name: str, arguments: dict, fails: bool = False) -> float:
+    """Return the time of one call in a process of its own; whether it fails is as expected."""
     env = os.environ | {"LOADER_CACHE_DIR": str(cache), "LOADER_BUILD": "lazy"}
     env |= {"TORCH_EXTENSIONS_DIR": str(cache / "theirs")}
     env.setdefault("TORCH_CUDA_ARCH_LIST", "9.0")
@@ -97,14 +127,15 @@ def seconds(ours: bool, cache: Path, name: str, arguments: dict) -> float:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return float(done.stdout.split("seconds ")[1])
+    time, ended = done.stdout.split("seconds ")[1].split()
+    assert ended == ("failed" if fails else "built"), (name, ended)
+    return float(time)
 
 
-def edited(name: str) -> dict:
-    """The arguments after an edit."""
-    old, new = EDITS[name]
-    part = "cuda_sources" if name == "square_matrix" else "cpp_sources"
-    return SNIPPETS[name] | {part: SNIPPETS[name][part].replace(old, new)}
+def edited(name: str, change: tuple[str, str]) -> dict:
+    """Return the arguments after an edit."""
+    part = "cuda_sources" if "cuda_sources" in SNIPPETS[name] else "cpp_sources"
+    return SNIPPETS[name] | {part: SNIPPETS[name][part].replace(*change)}
 
 
 def measure(ours: bool, name: str) -> dict[str, float]:
@@ -115,7 +146,9 @@ def measure(ours: bool, name: str) -> dict[str, float]:
         if name == "bind" and ours:
             times["shared"] = seconds(ours, cache, "bind_too", SNIPPETS[name])
         times["warm"] = seconds(ours, cache, name, SNIPPETS[name])
-        times["edit"] = seconds(ours, cache, name, edited(name))
+        times["edit"] = seconds(ours, cache, name, edited(name, EDITS[name]))
+        mistaken = edited(name, MISTAKES[name])
+        times["error"] = seconds(ours, cache, name, mistaken, fails=True)
         return times
     finally:
         shutil.rmtree(cache, ignore_errors=True)

@@ -6,14 +6,13 @@ Peers: the tutorial's kernel, eager PyTorch, torch.compile of the same formula. 
 many bytes, and the bandwidth of a large copy.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
 import torch._functorch.config
 
+import harness
 import loader
-from harness import Timer, circumstances, keep
 
 CASES = [(65536, 256), (1 << 20, 32), (1 << 22, 4), (65536, 8)]
 CPU_CASES = [(65536, 32), (65536, 256), (1 << 20, 4), (65536, 8)]
@@ -121,18 +120,11 @@ def show(row):
 
 def main(arguments=None):
     """Run the cases of each operator and keep its results."""
-    parser = argparse.ArgumentParser(prog="python -m loader bench interpolation")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=30)
+    parser = harness.parser("interpolation", 30, "float32, no tutorial kernel")
     parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=[*OPERATORS])
-    parser.add_argument("--quick", action="store_true", help="float32, no tutorial kernel")
-    parser.add_argument("--results", type=Path, help="folder of the result files")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
-    torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
-    timer = Timer(options.device, options.repeats)
-    limit = timer.copy_bandwidth()
-    print(f"copy: {limit / 1e6:.3f} TB/s", flush=True)
+    timer, limit = harness.start(options)
     for operator in options.operators:
         with_tutorial = cuda and operator == "trilinear_interpolation" and not options.quick
         tutorial = tutorial_kernel() if with_tutorial else None
@@ -141,5 +133,4 @@ def main(arguments=None):
             for N, F in CASES if cuda else CPU_CASES:
                 case = (operator, OPERATORS[operator], N, F, dtype)
                 rows += measure(*case, timer, tutorial, limit)
-        facts = {**circumstances(options.device, [operator]), "copy_bytes_per_us": limit}
-        print("kept in", keep(operator, options.device, facts, rows, options.results), flush=True)
+        harness.finish(operator, operator, rows, options, copy_bytes_per_us=limit)

@@ -8,16 +8,13 @@ they are installed. Limit: a copy of as many bytes. The photograph is scikit-ima
 tiled to 12 megapixels; noise has no neighbours that share a cell.
 """
 
-import argparse
-from pathlib import Path
-
 import numpy as np
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
 
+import harness
 import loader
-from harness import Timer, circumstances, keep
 
 SIZE = (3000, 4000)
 CPU_SIZE = (1500, 2000)
@@ -206,14 +203,9 @@ def show(row):
 
 def main(arguments=None):
     """Run the cases and keep the results."""
-    parser = argparse.ArgumentParser(prog="python -m loader bench lut3d")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--quick", action="store_true", help="uint8, S = 33")
-    parser.add_argument("--results", type=Path, help="folder of the result files")
+    parser = harness.parser("lut3d", 20, "uint8, S = 33")
     options = parser.parse_args(arguments)
-    torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
-    timer = Timer(options.device, options.repeats)
+    timer, limit = harness.start(options)
     size = SIZE if options.device == "cuda" else CPU_SIZE
     rows = []
     for dtype in DTYPES[: 1 if options.quick else 3]:
@@ -222,5 +214,4 @@ def main(arguments=None):
                 for method in METHODS:
                     case = (kind, size, S, dtype, method, timer, S == 33 and kind != "noise")
                     rows += measure(*case)
-    facts = circumstances(options.device, ["apply_lut3d"])
-    print("kept in", keep("lut3d", options.device, facts, rows, options.results), flush=True)
+    harness.finish("lut3d", "apply_lut3d", rows, options, copy_bytes_per_us=limit)

@@ -1,69 +1,34 @@
 """The tables of README and docs, made from result files: `python -m loader bench tables`."""
 
+import importlib
 import json
 import re
 from pathlib import Path
 
-import loader
-from harness import RESULTS, source_key
+from harness import RESULTS, ROOT, source_key
 
 PEERS = ("eager", "compile", "tutorial")
-OWN = ("lut3d", "hash_grid", "grid_sample", "growth")  # result files that `kernels` leaves out
 _MARK = "<!-- `python -m loader bench tables` makes this: {} -->"
 _END = "<!-- end -->"
 
 
 def kernels() -> str:
-    """A table for each operator and device: its cases, times as multiples of ours for the peers."""
-    names = {path.stem.rpartition("_")[0] for path in RESULTS.glob("*.json")} - {*OWN}
+    """A table for each operator and device: its cases, times as multiples of ours for the peers.
+
+    What has a table of its own on a page is left out, and what has no case of ours alone.
+    """
+    own = {name for page in pages() for name in _marks().findall(page.read_text())}
+    names = {path.stem.rpartition("_")[0] for path in RESULTS.glob("*.json")} - own
     found = [record for name in sorted(names, reverse=True) for record in _records(name)]
-    return "\n".join(_kernels(record) for record in found if "us" in record["rows"][0])
+    return "\n".join(
+        _kernels(record) for record in found if "loader" in record["rows"][0].get("us", ())
+    )
 
 
-def lut3d() -> str:
-    """Colours through tables."""
-    return "\n".join(map(_kernels, _records("lut3d")))
-
-
-def hash_grid() -> str:
-    """The hash encoding."""
-    return "\n".join(map(_kernels, _records("hash_grid")))
-
-
-def grid_sample() -> str:
-    """Both our layouts, each beside F.grid_sample in the same and in its best; then the means."""
-    return "\n".join(map(_grid_sample, _records("grid_sample")))
-
-
-def _grid_sample(record: dict) -> str:
-    import grid_sample as bench
-
-    rows = record["rows"]
-    apart = (*bench.OURS, *bench.THEIRS, "copy")
-    others = [n for n in dict.fromkeys(n for row in rows for n in row["us"]) if n not in apart]
-    columns = [x for layout in bench.LAYOUTS for x in (layout, "same", "best")]
-    head = ["", "case", "dtype", *columns, "of a copy", *others]
-    lines = [_title(record), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    directions = [*dict.fromkeys(row["direction"] for row in rows)]
-    for row in sorted(rows, key=lambda r: directions.index(r["direction"])):
-        us = {name: times["median"] for name, times in row["us"].items()}
-        cells = [row["direction"], row["case"], row["dtype"]]
-        for ours, (same, best) in zip(bench.OURS, bench.factors(row).values(), strict=True):
-            cells += [_time(us[ours]), f"{same:.2f}x", f"{best:.2f}x"]
-        ours = min(us[name] for name in bench.OURS)
-        cells.append(f"{100 * us['copy'] / ours:.0f} %")
-        cells += [f"{us[name] / ours:.2f}x" if name in us else "" for name in others]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "Geometric means:",
-        "",
-        "| | dtype | layout | same | best |",
-        "|---|---|---|---|---|",
-    ]
-    for group, found in bench.means(rows).items():
-        lines.append("| " + " | ".join([*group, *(f"{x:.2f}x" for x in found)]) + " |")
-    return "\n".join(lines) + "\n"
+def of_benchmark(name: str) -> str:
+    """Return a benchmark's table: by its own `table(record)`, or in the form of `kernels`."""
+    table = getattr(importlib.import_module(name), "table", _kernels)
+    return "\n".join(map(table, _records(name)))
 
 
 def _records(name: str) -> list[dict]:
@@ -72,13 +37,19 @@ def _records(name: str) -> list[dict]:
     return [json.loads(file.read_text()) for file in files if file.exists()]
 
 
-def _title(record: dict) -> str:
+def title(record: dict) -> str:
+    """Return what stands above a table: operator, device, sources, and if they have changed."""
     (operator, measured), *_ = record["sources"].items()
-    stale = "" if measured == source_key(operator) else " **Its sources have changed since.**"
-    return f"`{operator}` on {_circumstances(record)}, sources {measured}.{stale}"
+    return f"`{operator}` on {_circumstances(record)}, sources {measured}.{_stale(record)}"
 
 
-def _time(us: float) -> str:
+def _stale(record: dict) -> str:
+    (operator, measured), *_ = record["sources"].items()
+    return "" if measured == source_key(operator) else " **Its sources have changed since.**"
+
+
+def time_text(us: float) -> str:
+    """Return a time as a table has it."""
     return f"{us:.1f} us" if us < 1000 else f"{us / 1000:.2f} ms"
 
 
@@ -88,14 +59,14 @@ def _kernels(record: dict) -> str:
     peers = [name for name in names if name not in ("loader", "copy")]
     directions = [*dict.fromkeys(row["direction"] for row in rows)]
     head = ["", "case", "dtype", "time", "GB/s", "of a copy", *peers]
-    lines = [_title(record), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = [title(record), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in sorted(rows, key=lambda r: directions.index(r["direction"])):
         us = {name: times["median"] for name, times in row["us"].items()}
         ours = us["loader"]
         others = [f"{us[peer] / ours:.2f}x" if peer in us else "" for peer in peers]
         case = row.get("case") or f"{row['N']} x {row['F']}"
         share, bandwidth = f"{100 * us['copy'] / ours:.0f} %", f"{row['bytes'] / ours / 1e3:.0f}"
-        cells = [row["direction"], case, row["dtype"], _time(ours), bandwidth, share, *others]
+        cells = [row["direction"], case, row["dtype"], time_text(ours), bandwidth, share, *others]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -112,7 +83,8 @@ def summary() -> str:
     record = json.loads((RESULTS / "trilinear_interpolation_cuda.json").read_text())
     lines = [
         f"`trilinear_interpolation`, float32, {record['device']}, torch {record['torch']}, "
-        f"{record['date']}; medians of one run, and how many times as long the others take:",
+        f"{record['date']}; medians of one run, and how many times as long the others take."
+        f"{_stale(record)}",
         "",
         "| N x F | | time | of a copy of as many bytes | eager | torch.compile | tutorial |",
         "|---|---|---|---|---|---|---|",
@@ -210,33 +182,27 @@ def source_module() -> str:
     return "\n".join(parts)
 
 
-TABLES = {
-    f.__name__: f
-    for f in (
-        kernels,
-        grid_sample,
-        lut3d,
-        hash_grid,
-        summary,
-        edit_loop,
-        edit_summary,
-        inline,
-        source_module,
-    )
-}
+# Those that are no benchmark's of kernels; the others are found by the benchmark's name.
+TABLES = {f.__name__: f for f in (kernels, summary, edit_loop, edit_summary, inline, source_module)}
 
 
 def pages() -> list[Path]:
-    """Those that have tables."""
-    return [loader._root / "README.md", *sorted((loader._root / "docs").glob("*.md"))]
+    """Return those that have tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _marks() -> re.Pattern:
+    return re.compile(re.escape(_MARK).replace(r"\{\}", r"(\w+)"))
 
 
 def filled(text: str) -> str:
-    """A page with its tables as the result files have them."""
-    pattern = re.escape(_MARK).replace(r"\{\}", r"(\w+)") + r"\n.*?" + re.escape(_END)
+    """Return a page with its tables as the result files have them."""
+    pattern = _marks().pattern + r"\n.*?" + re.escape(_END)
 
     def table(found: re.Match) -> str:
-        return f"{_MARK.format(found[1])}\n{TABLES[found[1]]()}\n{_END}"
+        name = found[1]
+        made = TABLES[name]() if name in TABLES else of_benchmark(name)
+        return f"{_MARK.format(name)}\n{made}\n{_END}"
 
     return re.sub(pattern, table, text, flags=re.DOTALL)
 

@@ -8,21 +8,18 @@ on the CPU. Each result is held against scipy.ndimage.convolve in float64.
     python examples/convolve_photo.py [--device cpu] [--out picture.png]
 """
 
-import argparse
 import functools
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
+import common
 import torch
 
 import loader
 
 try:
-    import matplotlib
     import numpy as np
+    from matplotlib import pyplot
     from scipy import ndimage
     from skimage import data
 except ImportError as missing:
@@ -108,44 +105,35 @@ def check(name: str, pic: torch.Tensor, kernel: torch.Tensor, out: torch.Tensor)
 
 def compare_speed(pic: torch.Tensor, kernel: torch.Tensor) -> None:
     """Times of the kernel, of torch's own convolution, and of SciPy's."""
-    side = len(kernel)
+    side, device = len(kernel), pic.device.type
     planes = torch.nn.functional.pad(pic.movedim(2, 0)[:, None], [side // 2] * 4, mode="reflect")
     weights = kernel.flip(0, 1)[None, None]
     plane, single = pic[..., 0].cpu().numpy(), kernel.cpu().numpy()
-    for name, run, device in (
-        ("the string", lambda: convolve(pic, kernel), pic.device),
-        ("torch conv2d", lambda: torch.nn.functional.conv2d(planes, weights), pic.device),
-        ("SciPy, 1 channel", lambda: ndimage.convolve(plane, single), "cpu"),
-    ):
-        few = None if torch.device(device).type == "cuda" else 3
-        print(f"{name:<18}{side} x {side}: {loader.time(run, device=device, repeats=few)}")
+    runs = {
+        "the string": lambda: convolve(pic, kernel),
+        "torch conv2d": lambda: torch.nn.functional.conv2d(planes, weights),
+        "SciPy, 1 channel": lambda: ndimage.convolve(plane, single),
+    }
+    devices = dict(zip(runs, (device, device, "cpu"), strict=True))
+    for name, times in common.take_turns(runs, devices, rounds=3, flush=True).items():
+        print(f"{name:<18}{side} x {side}: {times} on {devices[name]}")
 
 
 def draw(pictures: dict[str, np.ndarray], file: Path) -> None:
     """The pictures side by side."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(1, len(pictures), figsize=(11, 3.05), facecolor="black")
     for axis, (name, picture) in zip(axes, pictures.items(), strict=True):
         axis.imshow(picture.clip(0, 1))
         axis.set_title(name, color="white", fontsize=11)
         axis.set_axis_off()
     figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    common.save(figure, file)
 
 
 def main() -> None:
     """Convolve, check, time, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
-    parser.add_argument("--out", type=Path, default=HERE / "out" / "convolve_photo.png")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here; take --device cpu")
-
+    options = common.options(__doc__, "convolve_photo")
+    others = common.Others()
     pic = torch.from_numpy(data.astronaut()).to(options.device).float() / 255
     print(f"{' x '.join(map(str, pic.shape))} pixels on {options.device}")
     pictures = {"photograph": pic.cpu().numpy()}
@@ -156,6 +144,7 @@ def main() -> None:
         pictures[name] = out.cpu().numpy()
     pictures["edges"] = 0.5 + 4 * pictures["edges"]
     compare_speed(pic, kernels["out of focus"].to(options.device))
+    others.report()
     draw(pictures, options.out)
     print(f"before and after: {options.out}")
 

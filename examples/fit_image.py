@@ -8,21 +8,18 @@ to the hash tables. How near the function is to the photograph (PSNR) is measure
     python examples/fit_image.py [--device cuda] [--steps 600] [--out fit.png]
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
+import common
 import torch
 from torch import nn
 
 import loader
 
 try:
-    import matplotlib
+    from matplotlib import pyplot
     from skimage import data
 except ImportError as missing:
     sys.exit(f"fit_image: {missing}; pip install scikit-image matplotlib")
@@ -95,9 +92,6 @@ def fit(photo: torch.Tensor, steps: int, early: float):
 
 def draw(photo, curve, first, last, file: Path) -> None:
     """The photograph, what is learned early and at the end, and the curve."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(1, 4, figsize=(17, 4.6), layout="constrained")
     at, early = first
     for axis, picture, (seconds, psnr) in (
@@ -112,25 +106,18 @@ def draw(photo, curve, first, last, file: Path) -> None:
     axes[3].set_xlabel("seconds of training")
     axes[3].set_ylabel("PSNR (dB)")
     axes[3].grid(alpha=0.3)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=90)
+    common.save(figure, file, 90)
 
 
 def main() -> None:
     """Fit, report, draw; fails where the photograph was not learned."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--out", type=Path, default=HERE / "out" / "fit_image.png")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here; take --device cpu")
-
+    options = common.options(__doc__, "fit_image", steps={"type": int, "default": 600})
+    others = common.Others()
     photo = torch.from_numpy(data.astronaut()).to(options.device).float() / 255
     curve, first, last = fit(photo, options.steps, 0.05 if options.device == "cuda" else 1.0)
     seconds, psnr = curve[-1]
     print(f"{options.steps} steps in {seconds:.1f} s on {options.device}")
+    others.report()
     print(f"PSNR {curve[0][1]:.1f} dB -> {curve[first[0]][1]:.1f} -> {psnr:.1f} dB")
     draw(photo, curve, first, last, options.out)
     print(f"pictures: {options.out}")

@@ -8,16 +8,13 @@ Adam recovers the volume (through the gradient to `feats`) and the offsets (thro
     python examples/fit_volume.py [--device cuda] [--steps 300] [--out curves.png]
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import matplotlib
+import common
 import torch
+from matplotlib import pyplot
 from torch.nn.functional import interpolate
 
 import loader
@@ -75,9 +72,6 @@ def fit(truth, said, offsets, moved, steps: int):
 
 def draw(history, file: Path) -> None:
     """Loss and errors over the steps."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
     names = "loss (mean square)", "volume (RMS error)", "offsets (RMS error, voxels)"
     for name, curve in zip(names, zip(*history, strict=True), strict=True):
@@ -86,24 +80,17 @@ def draw(history, file: Path) -> None:
     axes.legend()
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    common.save(figure, file)
 
 
 def main() -> None:
     """Fit, report, draw; fails where the volume or the offsets were not recovered."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--out", type=Path, default=HERE / "out" / "fit_volume.png")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here; take --device cpu")
-
+    options = common.options(__doc__, "fit_volume", steps={"type": int, "default": 300})
+    others = common.Others()
     start = time.perf_counter()
     history = fit(*make_problem(options.device), options.steps)
     print(f"{options.steps} steps in {time.perf_counter() - start:.1f} s on {options.device}")
+    others.report()
     for name, first, last in zip(
         ("loss", "volume", "offsets"), history[0], history[-1], strict=True
     ):

@@ -10,24 +10,19 @@ encoded as LogC3 by the same config.
     python examples/grade_photo.py [--device cuda] [--photo coffee] [--out picture.png]
 """
 
-import argparse
-import statistics
 import sys
-import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
+import common
 import torch
 
 import loader
 
 try:
     import colour
-    import matplotlib
     import numpy as np
     import PyOpenColorIO as ocio
+    from matplotlib import pyplot
     from skimage import data
 except ImportError as missing:
     sys.exit(
@@ -64,21 +59,9 @@ def apply_ocio(processor, image: np.ndarray) -> np.ndarray:
 
 
 def camera_log(config, photo: np.ndarray) -> np.ndarray:
-    """What a camera might have recorded where this display-ready photograph was taken."""
+    """Return what a camera might have recorded where this display-ready photograph was taken."""
     light = apply_ocio(config.getProcessor(PHOTO, LINEAR), (photo / 255).astype(np.float32))
     return apply_ocio(config.getProcessor(LINEAR, CAMERA), light * np.float32(2**STOPS)).clip(0, 1)
-
-
-def milliseconds(run, device: str) -> float:
-    """Median of seven, after one to warm up."""
-    times = []
-    for _ in range(8):
-        start = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times[1:])
 
 
 def compare(image: np.ndarray, file: Path, device: str) -> dict[str, np.ndarray]:
@@ -95,14 +78,15 @@ def compare(image: np.ndarray, file: Path, device: str) -> dict[str, np.ndarray]
             ours = loader.apply_lut3d(pixels, lut, method).cpu().numpy()
             theirs = apply_ocio(processor, form)
             off = np.abs(ours.astype(np.float64) - theirs)
-            pace = (
-                milliseconds(lambda x=pixels, m=method: loader.apply_lut3d(x, lut, m), device),
-                milliseconds(lambda p=processor, f=form: apply_ocio(p, f), "cpu"),
-            )
+            runs = {
+                "loader": lambda x=pixels, m=method: loader.apply_lut3d(x, lut, m),
+                "OpenColorIO": lambda p=processor, f=form: apply_ocio(p, f),
+            }
+            pace = common.take_turns(runs, {"loader": device, "OpenColorIO": "cpu"})
             unit = "levels" if form is levels else "of 1"
             print(
-                f"{method:<12} {form.dtype.name:<8} loader on {device} {pace[0]:7.2f} ms, "
-                f"OpenColorIO {pace[1]:7.2f} ms; differences: largest {off.max():.3g} {unit}, "
+                f"{method:<12} {form.dtype.name:<8} loader on {device} {pace['loader']}, "
+                f"OpenColorIO {pace['OpenColorIO']}; differences: largest {off.max():.3g} {unit}, "
                 f"{100 * (off > 0).mean():.2g} % of values"
             )
             # OpenColorIO rounds its own 8-bit results; float32 sums may differ in the last bits.
@@ -114,9 +98,6 @@ def compare(image: np.ndarray, file: Path, device: str) -> dict[str, np.ndarray]
 
 def draw(photo: np.ndarray, log: np.ndarray, graded: dict[str, np.ndarray], file: Path) -> None:
     """Before, after by both methods and by OpenColorIO, and what differs."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     ours, other = graded["trilinear"], graded["tetrahedral"]
     theirs = graded["OpenColorIO, tetrahedral"]
 
@@ -138,22 +119,18 @@ def draw(photo: np.ndarray, log: np.ndarray, graded: dict[str, np.ndarray], file
         axis.set_title(title, color="white", fontsize=11)
         axis.set_axis_off()
     figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    common.save(figure, file)
 
 
 def main() -> None:
     """Bake, read, grade, compare, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
-    parser.add_argument("--photo", choices=("coffee", "astronaut", "chelsea"), default="coffee")
-    parser.add_argument("--size", type=int, default=33, help="entries of the table along an axis")
-    parser.add_argument("--out", type=Path, default=HERE / "out" / "grade_photo.png")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here; take --device cpu")
-
+    options = common.options(
+        __doc__,
+        "grade_photo",
+        photo={"choices": ("coffee", "astronaut", "chelsea"), "default": "coffee"},
+        size={"type": int, "default": 33, "help": "entries of the table along an axis"},
+    )
+    others = common.Others()
     config = ocio.Config.CreateFromFile(CONFIG)
     file = options.out.with_suffix(".cube")
     bake(config, options.size, file)
@@ -162,6 +139,7 @@ def main() -> None:
     sizes = " x ".join(map(str, photo.shape[:2]))
     print(f"{options.photo}, {sizes}, through {options.size}^3 entries: {CAMERA} to {VIEW}")
     graded = compare(log, file, options.device)
+    others.report()
     draw(photo, log, graded, options.out)
     print(f"table: {file}\nbefore and after: {options.out}")
 

@@ -9,28 +9,24 @@ and against scipy.ndimage.map_coordinates, timed, and the volume is drawn before
     python examples/resample_brain.py [--device cuda] [--points 1000000] [--out picture.png]
 """
 
-import argparse
 import importlib.util
 import math
 import resource
 import statistics
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
+import common
 import torch
 import torch.nn.functional as F
 
 import loader
 
 try:
-    import matplotlib
     import nibabel
     import numpy as np
+    from matplotlib import pyplot
     from scipy import ndimage
     from scipy.spatial.transform import Rotation
 except ImportError as missing:
@@ -143,40 +139,29 @@ def compare_values(volume: torch.Tensor, positions: torch.Tensor, scipy) -> np.n
     return sampled
 
 
-def report(name: str, device: str, N: int, run, *arguments) -> None:
-    """Print points per second: the median of seven, after one to warm up."""
-    # A GPU gets some calls at once, so that it is timed and not the host that launches.
-    calls, times = 20 if device == "cuda" else 1, []
-    for _ in range(8):
-        start = time.perf_counter()
-        for _ in range(calls):
-            run(*arguments)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / calls)
-    print(f"{name:<36}{N / statistics.median(times[1:]) / 1e6:10.1f} million points/s")
-
-
 def compare_speed(volume: torch.Tensor, positions: torch.Tensor, scipy) -> None:
-    """Points per second: from the volume, and by way of gathered cells."""
+    """Print points per second: from the volume, and by way of gathered cells."""
     grid = normalised(volume, positions)
     feats, points, _ = gather_cells(volume, positions[: BLOCK["cuda"]])
     N, device = len(positions), volume.device.type
-    samplers = {"loader.grid_sample": loader.grid_sample, "F.grid_sample": F.grid_sample}
-    for name, sample in samplers.items():
-        report(name, device, N, resample, volume, grid, sample)
+    runs = {
+        "loader.grid_sample": (N, resample, volume, grid, loader.grid_sample),
+        "F.grid_sample": (N, resample, volume, grid, F.grid_sample),
+    }
     peers = loader.trilinear_interpolation, loader.trilinear_interpolation_reference
     for name, interpolate in zip(("loader", "eager PyTorch"), peers, strict=True):
-        report(f"{name}, cells gathered", device, N, resample_cells, volume, positions, interpolate)
-        report(f"{name}, cells that lie ready", device, len(feats), interpolate, feats, points)
-    report("SciPy, one core", "cpu", N, scipy)
+        runs[f"{name}, cells gathered"] = N, resample_cells, volume, positions, interpolate
+        runs[f"{name}, cells that lie ready"] = len(feats), interpolate, feats, points
+    runs["SciPy, one core"] = N, scipy
+    devices = {name: "cpu" if name.startswith("SciPy") else device for name in runs}
+    calls = {name: partial(*call) for name, (_, *call) in runs.items()}
+    for name, times in common.take_turns(calls, devices).items():
+        best, usual = (runs[name][0] / ms / 1e3 for ms in (min(times), statistics.median(times)))
+        print(f"{name:<36}{best:10.1f} million points/s (median {usual:.1f})")
 
 
 def draw(before: np.ndarray, after: np.ndarray, centre: list[float], file: Path) -> None:
     """Three slices of each volume, through the same point: the centre of the grid."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(2, 3, figsize=(9, 6.4), facecolor="black")
     style = {"cmap": "gray", "origin": "lower", "vmin": 0, "vmax": before.max()}
     half = max(before.shape) / 2
@@ -190,21 +175,17 @@ def draw(before: np.ndarray, after: np.ndarray, centre: list[float], file: Path)
         top.set_axis_off()
         bottom.set_axis_off()
     figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    common.save(figure, file)
 
 
 def main() -> None:
     """Resample, check, time, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
-    parser.add_argument("--points", type=int, default=140**3, help="at least so many")
-    parser.add_argument("--out", type=Path, default=HERE / "out" / "resample_brain.png")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here; take --device cpu")
-
+    options = common.options(
+        __doc__,
+        "resample_brain",
+        points={"type": int, "default": 140**3, "help": "at least so many"},
+    )
+    others = common.Others()
     volume = load_brain()
     centre = torch.tensor(ndimage.center_of_mass(volume.numpy()), dtype=torch.float64)
     side = max(2, math.ceil(round(options.points ** (1 / 3), 6)))
@@ -216,6 +197,7 @@ def main() -> None:
     on_device = volume.to(options.device), positions.to(options.device)
     result = compare_values(*on_device, scipy).reshape(side, side, side)
     compare_speed(*on_device, scipy)
+    others.report()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory {peak:,.0f} MiB", end="")
     if options.device == "cuda":

@@ -7,26 +7,23 @@ A photograph (a cup of coffee, 400 x 600 pixels, from scikit-image) goes through
     python examples/warp_kornia.py [--device cpu] [--batch 4] [--out picture.png]
 """
 
-import argparse
 import os
 import re
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler reports a missing GPU as an error
 
+import common
 import torch
 
 import loader
 
 try:
-    import matplotlib
     from kornia.geometry.calibration import undistort_image
     from kornia.geometry.transform import get_perspective_transform, remap, warp_perspective
+    from matplotlib import pyplot
     from skimage import data
 except ImportError as missing:
     sys.exit(f"warp_kornia: {missing}; pip install kornia scikit-image matplotlib")
@@ -69,7 +66,7 @@ def lens(photos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tasks(photos: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
-    """What kornia is to do, by name."""
+    """Return kornia's tasks, by name."""
     size, homographies = tuple(photos.shape[-2:]), from_above(photos)
     x, y = swirl(photos)
     camera, bent = lens(photos)
@@ -96,20 +93,21 @@ def sampling(run: Callable, device: str) -> float:
     return sum(getattr(event, time) for event in events) / 1e3
 
 
-def turns(run: Callable, device: str) -> list[tuple[float, float]]:
-    """Medians in milliseconds, (all, sampling), without and with this library's kernels, which
-    take turns.
+def turns(run: Callable, device: str) -> list[common.Samples]:
+    """Milliseconds without and with this library's kernels, which take turns: of all that kornia
+    does, then of sampling alone.
     """
+    taken = [common.Samples() for _ in range(4)]
 
-    def once():
-        return loader.time(run, device=device, repeats=3, warmup=3), sampling(run, device)
+    def once(place):
+        taken[place] += loader.time(run, device=device, repeats=3, warmup=3).samples
+        taken[place + 2].append(sampling(run, device))
 
-    without, within = [], []
     for _ in range(7):
-        without.append(once())
+        once(0)
         with loader.accelerate_torch():
-            within.append(once())
-    return [tuple(map(statistics.median, zip(*taken, strict=True))) for taken in (without, within)]
+            once(1)
+    return taken
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -119,9 +117,6 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def draw(pictures: list[tuple[str, torch.Tensor]], file: Path) -> None:
     """The pictures, each of them a title and (3, H, W), in rows of four."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, axes = pyplot.subplots(2, 4, figsize=(12, 4.8), facecolor="black")
     for axis, (name, picture) in zip(axes.flat, pictures, strict=True):
         axis.imshow(picture.movedim(0, 2).clamp(0, 1).cpu().numpy())
@@ -129,21 +124,15 @@ def draw(pictures: list[tuple[str, torch.Tensor]], file: Path) -> None:
     for axis in axes.flat:
         axis.set_axis_off()
     figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    common.save(figure, file)
 
 
 def main() -> None:
     """Warp without and with our kernels, compare, time, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default)
-    parser.add_argument("--batch", type=int, default=4, help="photographs at a time")
-    parser.add_argument("--out", type=Path, default=HERE / "out" / "warp_kornia.png")
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here; take --device cpu")
-
+    options = common.options(
+        __doc__, "warp_kornia", batch={"type": int, "default": 4, "help": "photographs at a time"}
+    )
+    others = common.Others()
     photo = torch.from_numpy(data.coffee()).to(options.device).movedim(2, 0).float() / 255
     photos = photo.expand(options.batch, *photo.shape).contiguous()
     print(f"{' x '.join(map(str, photos.shape))} on {options.device}")
@@ -155,17 +144,18 @@ def main() -> None:
         without = run()
         with loader.accelerate_torch():
             within = run()
-        apart, taken = difference(without, within), turns(run, options.device)
-        (ms, in_sampler), (ms_within, in_ours) = taken
+        apart = difference(without, within)
+        whole, whole_within, sampler, ours = turns(run, options.device)
         print(
-            f"{name:<23}{ms:8.2f} -> {ms_within:8.2f} ms, sampling {in_sampler:7.2f} -> "
-            f"{in_ours:7.2f} ms, difference {apart:.1e} ({allowed:.1e} allowed)"
+            f"{name:<23}{whole} -> {whole_within}, sampling {sampler} -> {ours}, difference "
+            f"{apart:.1e} ({allowed:.1e} allowed)"
         )
         if not apart <= allowed:
             sys.exit(f"warp_kornia: {name}: that is more than rounding can explain")
         if without.dim() == 4:
-            rows[0].append((f"{name}, {ms:.2f} ms", without[0]))
-            rows[1].append((f"{name}, {ms_within:.2f} ms", within[0]))
+            rows[0].append((f"{name}, {min(whole):.2f} ms", without[0]))
+            rows[1].append((f"{name}, {min(whole_within):.2f} ms", within[0]))
+    others.report()
     draw(rows[0] + rows[1], options.out)
     print(f"without and with: {options.out}")
 

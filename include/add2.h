@@ -1,4 +1,4 @@
-// add2, element by element; launchers.
+// add2, element by element.
 #pragma once
 #include "elementwise.h"
 
@@ -9,6 +9,4 @@ struct Add2 {
     }
 };
 
-OCTET_KERNEL const char* add2_cuda(const ElementwiseParams* p, void* stream);
-/// Elements [begin, end).
-OCTET_KERNEL void add2_cpu(const ElementwiseParams* p, int64_t begin, int64_t end);
+OCTET_LAUNCHERS(add2)

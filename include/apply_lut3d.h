@@ -65,7 +65,7 @@ OCTET_KERNEL void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin
 /// out from image and table, pixels [begin, end).
 OCTET_KERNEL const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
-/// Both for contiguous uint8 images; see apply_lut3d.bytes.cu.
+/// Both for contiguous uint8 images; see kernels/apply_lut3d/bytes.cu.
 OCTET_KERNEL const char* apply_lut3d_ranges_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream);
 /// grad_image and sums, each unless it is null. CPU: parts [begin, end) of the pixels.
@@ -88,7 +88,8 @@ inline int64_t apply_lut3d_work(const ApplyLut3dParams& p) {
     return 256 + ceil_div(entries, kLutThreads) * 8 + 64 + entries * 16;
 }
 
-/// Bytes of `sums` where the CUDA kernels sum in whole numbers; see apply_lut3d.backward.cu.
+/// Bytes of `sums` where the CUDA kernels sum in whole numbers; see
+/// kernels/apply_lut3d/backward.cu.
 inline int64_t apply_lut3d_fixed_bytes(const ApplyLut3dParams& p) {
     const int64_t sums = 3 * int64_t(p.S) * p.S * p.S;
     return 256 + sums * (4 + 8 * (p.dtype == DType::kDouble ? 2 : 1));

@@ -11,7 +11,7 @@
 #endif
 #define OCTET_KERNEL extern "C" __attribute__((visibility("hidden")))
 
-/// Element types of every operator; `include/glue.h` maps torch's onto them.
+/// Element types of every operator; `include/torch/glue.h` maps torch's onto them.
 enum class DType : int32_t { kFloat, kDouble, kHalf, kBFloat16 };
 
 /// 16-bit storage types: kernels load and store them, and compute in float.

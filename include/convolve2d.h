@@ -6,9 +6,12 @@
 #pragma once
 #include "common.h"
 
-/// How an image goes on beyond its border: 0 | d c b a | a b c d | d c b a | or a a a | a b c d | d
-/// d.
-enum class Boundary : int32_t { kZero, kReflect, kNearest };
+/// How an image a b c d goes on beyond its border.
+enum class Boundary : int32_t {
+    kZero,     // 0 0 | a b c d | 0 0
+    kReflect,  // b a | a b c d | d c
+    kNearest,  // a a | a b c d | d d
+};
 
 struct Convolve2dParams {
     const void* in;        // (N, H, W): the image; grad_out where grad_image is computed

@@ -158,6 +158,9 @@ struct octet_failure {
 // Found again in the preprocessed source: these are the kernels.
 #define __global__ __attribute__((__used__))
 
+/// Calls `body`; null, or what fault ended it (jit/source/guard.cpp).
+extern "C" const char* octet_guarded(void (*body)(void*), void* state);
+
 /// Runs a kernel over a grid; its parameters lie at these addresses.
 template <auto kernel>
 struct octet_kernel;
@@ -170,7 +173,17 @@ struct octet_kernel<kernel> {
     static const char* run(const unsigned* shape, void** at, std::index_sequence<I...>) {
         gridDim = {shape[0], shape[1], shape[2]};
         blockDim = {shape[3], shape[4], shape[5]};
+        failed = nullptr;
+        const char* fault = octet_guarded(loop<I...>, at);
+        if (fault || !failed) return fault;
         static char text[512];
+        std::snprintf(text, sizeof text, "%s, thread (%u, %u, %u) of block (%u, %u, %u)", failed,
+                      threadIdx.x, threadIdx.y, threadIdx.z, blockIdx.x, blockIdx.y, blockIdx.z);
+        return text;
+    }
+    template <size_t... I>
+    static void loop(void* addresses) {
+        void** at = static_cast<void**>(addresses);
         try {
             for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
                 for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
@@ -180,13 +193,12 @@ struct octet_kernel<kernel> {
                                 for (threadIdx.x = 0; threadIdx.x < blockDim.x; ++threadIdx.x)
                                     kernel(*static_cast<A*>(at[I])...);
         } catch (const octet_failure& failure) {
-            std::snprintf(text, sizeof text, "%s, thread (%u, %u, %u) of block (%u, %u, %u)",
-                          failure.text, threadIdx.x, threadIdx.y, threadIdx.z, blockIdx.x,
-                          blockIdx.y, blockIdx.z);
-            return text;
+            failed = failure.text;
+        } catch (...) {
+            failed = "an exception of C++";
         }
-        return nullptr;
     }
+    inline static const char* failed;
     static const char* type() { return typeid(void (*)(A...)).name(); }
     static int sizes(size_t* out) { return ((*out++ = sizeof(A)), ..., int(sizeof...(A))); }
 };

@@ -7,6 +7,7 @@
 #include <math.h>  // with the overloads for float in the global namespace
 
 #include "common.h"
+#include "dims.h"
 
 /// Codes of `aten::grid_sampler_2d`.
 enum class Interpolation : int32_t { kLinear, kNearest, kCubic };
@@ -22,6 +23,21 @@ struct PointsView {
         return row / count[0] * stride[0] + row % count[0] * stride[1] + x * stride[2];
     }
 };
+
+/// The view of points in up to three dimensions, outermost first.
+inline PointsView view_of(int64_t dims, const int64_t* size, const int64_t* stride) {
+    int64_t merged[3], step[3];
+    int64_t* const steps[] = {step};
+    const int n = merge_dims(dims, size, &stride, 1, 3, merged, steps);
+    // The innermost dimension comes last, missing ones first.
+    const auto from_end = [n](const int64_t* of, int i, int64_t missing) {
+        return i < n ? of[n - 1 - i] : missing;
+    };
+    PointsView view;
+    view.count[1] = from_end(merged, 0, 1), view.count[0] = from_end(merged, 1, 1);
+    for (int i = 0; i < 3; ++i) view.stride[2 - i] = from_end(step, i, 0);
+    return view;
+}
 
 /// Images B, channels C, points P of one image; arrays over axes in the order z, y, x, where z has
 /// size 1 in two dimensions. Three jobs: without `grad_out` the forward, to `out`; with it the

@@ -24,7 +24,7 @@ void translate_exception_to_python(const std::exception_ptr&);
 }
 #endif
 
-namespace octet {
+namespace octet_binding {
 
 /// A reference that is given back at the end of its scope.
 struct Held {
@@ -37,7 +37,7 @@ struct Held {
 /// Conversion of one type: `type()` for the docstring, `load` (false: no such value), `cast`.
 template <class T, class = void>
 struct Convert {
-    static_assert(!sizeof(T), "octet::Convert lacks this type");
+    static_assert(!sizeof(T), "octet_binding::Convert lacks this type");
 };
 
 template <>
@@ -58,7 +58,7 @@ template <class T>
 struct Convert<T, std::enable_if_t<std::is_integral_v<T> && (sizeof(T) > 1)>> {
     static_assert(!std::is_same_v<T, wchar_t> && !std::is_same_v<T, char16_t> &&
                       !std::is_same_v<T, char32_t>,
-                  "octet::Convert lacks this type");
+                  "octet_binding::Convert lacks this type");
     static std::string type() { return "int"; }
     static bool load(PyObject* from, std::optional<T>& to) {
         if (PyFloat_Check(from)) return false;
@@ -347,15 +347,56 @@ PyObject* call(const char* name, R (*function)(Args...), PyObject* const* given,
     return invoke(name, function, given, count, std::index_sequence_for<Args...>());
 }
 
-/// Creates the module: each function has a signature before its docstring.
-inline PyObject* module(PyModuleDef* definition) {
+/// A function as Python is told of it.
+struct Entry {
+    const char* name;
+    PyObject* (*call)(PyObject*, PyObject* const*, Py_ssize_t);
+    std::string doc;  // its signature before what the caller wrote
+};
+
+// Not shared with the other libraries of this process, which have functions of the same names.
+namespace {
+
+/// Calls `function`; the number keeps two names of one function apart.
+template <int number, auto function>
+struct Bound {
+    static const char* name;
+    static PyObject* call(PyObject*, PyObject* const* given, Py_ssize_t count) {
+        return octet_binding::call(name, function, given, count);
+    }
+};
+template <int number, auto function>
+const char* Bound<number, function>::name;
+
+template <int number, auto function>
+Entry entry(const char* name, const char* doc) {
+    Bound<number, function>::name = name;
+    return {name, &Bound<number, function>::call, signature(name, function) + "\n\n" + doc + "\n"};
+}
+
+/// Creates the module with these functions.
+inline PyObject* module(const char* name, std::vector<Entry> entries) {
 #ifdef OCTET_TENSORS
     const Held torch(PyImport_ImportModule("torch"));
     if (!torch.object) return nullptr;
     tensor_class = PyObject_GetAttrString(torch.object, "Tensor");
     if (!tensor_class) return nullptr;
 #endif
-    return PyModule_Create(definition);
+    static const std::vector<Entry> kept = std::move(entries);  // Python keeps pointers to them
+    static std::vector<PyMethodDef> methods;
+    static PyModuleDef definition = {
+        PyModuleDef_HEAD_INIT, name, nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+    if (methods.empty()) {
+        for (const Entry& bound : kept) {
+            methods.push_back({bound.name, (PyCFunction)(void (*)())bound.call, METH_FASTCALL,
+                               bound.doc.c_str()});
+        }
+        methods.push_back({nullptr, nullptr, 0, nullptr});
+        definition.m_methods = methods.data();
+    }
+    return PyModule_Create(&definition);
 }
 
-}  // namespace octet
+}  // namespace
+
+}  // namespace octet_binding

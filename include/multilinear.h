@@ -45,3 +45,11 @@ struct Position {
         return w;
     }
 };
+
+/// Declares the launchers of interpolation X, forward where p->out is set, else backward: `X_cuda`,
+/// null or the error's text, its part for float16 and bfloat16, and `X_cpu`, of points [begin,
+/// end).
+#define OCTET_MULTILINEAR_LAUNCHERS(X)                                                 \
+    OCTET_KERNEL const char* X##_cuda(const MultilinearParams* p, void* stream);       \
+    OCTET_KERNEL const char* X##_16bit_cuda(const MultilinearParams* p, void* stream); \
+    OCTET_KERNEL void X##_cpu(const MultilinearParams* p, int64_t begin, int64_t end);

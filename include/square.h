@@ -1,10 +1,10 @@
-// square and its gradient, element by element; launchers.
+// square and its gradient, element by element.
 #pragma once
 #include "elementwise.h"
 
 struct Square {
     template <typename A>
-    HD A operator()(A x, A) const {
+    HD A operator()(A x) const {
         return x * x;
     }
 };
@@ -15,8 +15,5 @@ struct SquareBackward {
     }
 };
 
-OCTET_KERNEL const char* square_cuda(const ElementwiseParams* p, void* stream);
-OCTET_KERNEL const char* square_backward_cuda(const ElementwiseParams* p, void* stream);
-/// Elements [begin, end).
-OCTET_KERNEL void square_cpu(const ElementwiseParams* p, int64_t begin, int64_t end);
-OCTET_KERNEL void square_backward_cpu(const ElementwiseParams* p, int64_t begin, int64_t end);
+OCTET_LAUNCHERS(square)
+OCTET_LAUNCHERS(square_backward)

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <tuple>
 
-#include "glue.h"
+#include "dims.h"
+#include "torch/shapes.h"
 
 constexpr const char* kName = "apply_lut3d";
 
@@ -20,9 +21,8 @@ Lut3dMethod method_of(const std::string& name) {
 void check(const Tensor& image, const Tensor& lut) {
     check_tensor(kName, "image", image);
     check_tensor(kName, "lut", lut);
-    if (image.dim() < 1 || image.size(image.dim() - 1) != 3)
-        raise(kName, "image must be (..., 3), got " + shape_text(image) +
-                         "; move the channels last, e.g. image.movedim(-3, -1)");
+    Sizes sizes(kName);
+    sizes.match("image", image, "(..., 3)", "move the channels last, e.g. image.movedim(-3, -1)");
     if (image.scalar_type() != ScalarType::Byte) {
         try {
             dtype_of(kName, "image", image);
@@ -31,9 +31,7 @@ void check(const Tensor& image, const Tensor& lut) {
                              dtype_text(image) + "; convert it, e.g. image.float()");
         }
     }
-    if (lut.dim() != 4 || lut.size(0) != lut.size(1) || lut.size(0) != lut.size(2) ||
-        lut.size(3) != 3)
-        raise(kName, "lut must be (S, S, S, 3), indexed [r, g, b], got " + shape_text(lut));
+    sizes.match("lut", lut, "(S, S, S, 3), indexed [r, g, b]");
     if (lut.size(0) < 2 || lut.size(0) > kLutLargest)
         raise(kName, "lut must have 2 to " + std::to_string(kLutLargest) +
                          " entries along an axis, got shape " + shape_text(lut));
@@ -45,21 +43,11 @@ void check(const Tensor& image, const Tensor& lut) {
 /// kLutDims are left.
 bool layout_of(const Tensor& image, PixelLayout& at) {
     const int64_t channels = image.dim() - 1;
-    int64_t size[kLutDims], stride[kLutDims];
-    int n = 0;
-    for (int64_t d = channels - 1; d >= 0; --d) {  // from the innermost outwards
-        if (image.size(d) == 1) continue;
-        if (n && image.stride(d) == stride[n - 1] * size[n - 1]) {
-            size[n - 1] *= image.size(d);
-        } else {
-            if (n == kLutDims) return false;
-            size[n] = image.size(d), stride[n++] = image.stride(d);
-        }
-    }
-    at = {};
-    at.dims = std::max(n, 1);
-    at.size[0] = 1, at.stride[0] = 3;
-    for (int d = 0; d < n; ++d) at.size[d] = size[n - 1 - d], at.stride[d] = stride[n - 1 - d];
+    const int64_t* const stride = image.strides().data();
+    int64_t* const merged = at.stride;
+    at.dims = merge_dims(channels, image.sizes().data(), &stride, 1, kLutDims, at.size, &merged);
+    if (at.dims < 0) return false;
+    if (at.dims == 0) at.dims = 1, at.size[0] = 1, at.stride[0] = 3;
     at.channel = image.stride(channels);
     return true;
 }
@@ -137,12 +125,8 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
         raise(kName,
               "a uint8 image has no gradients, as its output is rounded to whole numbers; "
               "take image / 255");
-    if (shape_text(grad_out) != shape_text(image))
-        raise(kName, "grad_out must have the shape of image, " + shape_text(image) + ", got " +
-                         shape_text(grad_out));
-    if (grad_out.scalar_type() != image.scalar_type())
-        raise(kName, "grad_out must have the dtype of image, " + dtype_text(image) + ", got " +
-                         dtype_text(grad_out));
+    check_same_shape(kName, "image", image, "grad_out", grad_out);
+    check_same_dtype(kName, "image", image, "grad_out", grad_out);
     check_same_device(kName, "image", image, "grad_out", grad_out);
     ApplyLut3dParams p = params_of(image, lut, interpolation);
     using Shape = std::vector<int64_t>;
@@ -167,7 +151,7 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
     }
     if (need_lut) {
         p.grad_lut = grad_lut.data_ptr();
-        // Of the CUDA kernels' deterministic sums: see apply_lut3d.backward.cu.
+        // Of the CUDA kernels' deterministic sums: see kernels/apply_lut3d/backward.cu.
         const bool fixed = deterministic && image.is_cuda();
         sums = fixed ? torch::stable::new_empty(lut, {apply_lut3d_fixed_bytes(p)}, ScalarType::Byte)
                      : work_tensor(p, lut, {p.parts, entries, 4});
@@ -182,11 +166,11 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
-    m.def("apply_lut3d(Tensor image, Tensor lut, str interpolation) -> Tensor");
-    m.def(
-        "apply_lut3d_backward(Tensor grad_out, Tensor image, Tensor lut, str interpolation, "
-        "bool deterministic, bool need_image, bool need_lut) -> (Tensor grad_image, "
-        "Tensor grad_lut)");
+    define(m, "apply_lut3d(Tensor image, Tensor lut, str interpolation) -> Tensor");
+    define(m,
+           "apply_lut3d_backward(Tensor grad_out, Tensor image, Tensor lut, str interpolation, "
+           "bool deterministic, bool need_image, bool need_lut) -> (Tensor grad_image, "
+           "Tensor grad_lut)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {

@@ -4,15 +4,19 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators.frame import (
+    asked,
     check_fake,
-    check_mask,
     check_tensors,
     differentiable,
     fake,
+    forward_form,
     library,
+    masked,
     registered,
+    total,
     vmap,
 )
+from loader.jit.operators.shapes import Sizes
 
 _METHODS = ("trilinear", "tetrahedral")
 _LARGEST = 1024  # entries along an axis
@@ -54,13 +58,6 @@ def apply_lut3d(image: Tensor, lut: Tensor, interpolation: str = "trilinear") ->
     return _apply(image, lut, interpolation)
 
 
-def apply_lut3d_fw(image: Tensor, lut: Tensor, interpolation: str = "trilinear") -> Tensor:
-    """The forward kernels alone: as `apply_lut3d`, without gradients."""
-    _check(interpolation, image=image, lut=lut)
-    with torch.no_grad():
-        return _apply(image, lut, interpolation)
-
-
 def apply_lut3d_bw(
     grad_out: Tensor,
     image: Tensor,
@@ -79,11 +76,12 @@ def apply_lut3d_bw(
         grad_image, or grad_lut in the dtype of `lut`, or both as a tuple, as `output_mask` says.
     """
     _check(interpolation, grad_out=grad_out, image=image, lut=lut)
-    check_mask("apply_lut3d", output_mask, "image", "lut")
-    exact = torch.are_deterministic_algorithms_enabled()
-    with torch.no_grad():
-        both = _gradients(grad_out, image, lut, interpolation, exact, *map(bool, output_mask))
-    return both if all(output_mask) else both[0 if output_mask[0] else 1]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+
+    def gradients(*need):
+        return _gradients(grad_out, image, lut, interpolation, deterministic, *need)
+
+    return masked("apply_lut3d", output_mask, ("image", "lut"), gradients)
 
 
 def apply_lut3d_reference(image: Tensor, lut: Tensor, interpolation: str = "trilinear") -> Tensor:
@@ -179,19 +177,14 @@ def _check_option(interpolation) -> None:
 def _fake(image, lut, interpolation):
     check_fake("apply_lut3d", image=image, lut=lut)
     _check_option(interpolation)
-    torch._check(
-        image.dim() > 0 and image.shape[-1] == 3,
-        lambda: f"apply_lut3d: image must be (..., 3), got {tuple(image.shape)}",
-    )
+    sizes = Sizes("apply_lut3d")
+    sizes.match("image", image, "(..., 3)", "move the channels last, e.g. image.movedim(-3, -1)")
     torch._check(
         image.dtype in _DTYPES,
         lambda: f"apply_lut3d: image must be uint8 or floating, got {image.dtype}",
     )
-    S = lut.shape[0] if lut.dim() else 0
-    torch._check(
-        tuple(lut.shape) == (S, S, S, 3),
-        lambda: f"apply_lut3d: lut must be (S, S, S, 3), indexed [r, g, b], got {tuple(lut.shape)}",
-    )
+    sizes.match("lut", lut, "(S, S, S, 3), indexed [r, g, b]")
+    S = sizes["S"]
     torch._check(
         S >= 2 and S <= _LARGEST,
         lambda: (
@@ -218,14 +211,12 @@ def _setup(ctx, inputs, output):
 
 def _gradient(ctx, grad_out):
     image, lut = ctx.saved_tensors
-    need_image, need_lut = ctx.needs_input_grad[:2]
-    if not (need_image or need_lut):
+    need = ctx.needs_input_grad[:2]
+    if not any(need):
         return None, None, None
-    exact = torch.are_deterministic_algorithms_enabled()
-    to_image, to_lut = _gradients(
-        grad_out, image, lut, ctx.interpolation, exact, need_image, need_lut
-    )
-    return to_image if need_image else None, to_lut if need_lut else None, None
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    both = _gradients(grad_out, image, lut, ctx.interpolation, deterministic, *need)
+    return *asked(need, both), None
 
 
 def _setup_backward(ctx, inputs, output):
@@ -243,21 +234,17 @@ def _second_gradient(ctx, to_image, to_lut):
     """
     grad_out, image, lut = ctx.saved_tensors
     need_grad_out, need_image = ctx.needs_input_grad[:2]
-    interpolation, exact = ctx.options
+    interpolation, deterministic = ctx.options
     for_grad_out = for_image = for_lut = None
     if to_image is not None and ctx.need_image:
         for_grad_out, for_image, for_lut = _along(to_image, grad_out, image, lut, interpolation)
     if to_lut is not None and ctx.need_lut:
         if need_grad_out:
-            for_grad_out = _sum(for_grad_out, _apply(image, to_lut, interpolation))
+            for_grad_out = total(for_grad_out, _apply(image, to_lut, interpolation))
         if need_image:
-            more = _gradients(grad_out, image, to_lut, interpolation, exact, True, False)[0]
-            for_image = _sum(for_image, more)
+            more = _gradients(grad_out, image, to_lut, interpolation, deterministic, True, False)[0]
+            for_image = total(for_image, more)
     return for_grad_out, for_image, for_lut, None, None, None, None
-
-
-def _sum(a, b):
-    return b if a is None else a + b
 
 
 def _along(direction, grad_out, image, lut, interpolation):
@@ -336,3 +323,4 @@ _batched(_forward, 1, False)
 _batched(_backward, 2, True)
 _apply = differentiable(_forward, _setup, _gradient)
 _gradients = differentiable(_backward, _setup_backward, _second_gradient)
+apply_lut3d_fw = forward_form(apply_lut3d)

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "glue.h"
+#include "torch/glue.h"
 
 constexpr const char* kName = "convolve2d";
 
@@ -191,9 +191,8 @@ std::tuple<Tensor, Tensor> convolve2d_backward(const Tensor& grad_out, std::opti
             raise(kName, "grad_out must have the shape of the output, " + shape + ", got " +
                              shape_text(grad_out));
         check_same_device(kName, "image", *image, "grad_out", grad_out);
-        if (dtype_of(kName, "image", *image) != dtype_of(kName, "grad_out", grad_out))
-            raise(kName, "grad_out must have the dtype of image, " + dtype_text(*image) + ", got " +
-                             dtype_text(grad_out));
+        dtype_of(kName, "image", *image), dtype_of(kName, "grad_out", grad_out);
+        check_same_dtype(kName, "image", *image, "grad_out", grad_out);
     }
     dtype_of(kName, "kernel", kernel);
     Shape image_shape = s.batch ? Shape{s.N, s.H, s.W} : Shape{s.H, s.W};
@@ -206,11 +205,11 @@ std::tuple<Tensor, Tensor> convolve2d_backward(const Tensor& grad_out, std::opti
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
-    m.def("convolve2d(Tensor image, Tensor kernel, str mode, str boundary) -> Tensor");
-    m.def(
-        "convolve2d_backward(Tensor grad_out, Tensor? image, Tensor kernel, str mode, "
-        "str boundary, bool need_image, bool need_kernel) -> (Tensor grad_image, "
-        "Tensor grad_kernel)");
+    define(m, "convolve2d(Tensor image, Tensor kernel, str mode, str boundary) -> Tensor");
+    define(m,
+           "convolve2d_backward(Tensor grad_out, Tensor? image, Tensor kernel, str mode, "
+           "str boundary, bool need_image, bool need_kernel) -> (Tensor grad_image, "
+           "Tensor grad_kernel)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {

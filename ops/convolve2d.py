@@ -4,13 +4,16 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators.frame import (
+    asked,
     check_fake,
-    check_mask,
     check_tensors,
     differentiable,
     fake,
+    forward_form,
     library,
+    masked,
     registered,
+    total,
     vmap,
 )
 
@@ -52,15 +55,6 @@ def convolve2d(image: Tensor, kernel: Tensor, mode: str = "same", boundary: str 
     return _convolve2d(image, kernel, mode, boundary)
 
 
-def convolve2d_fw(
-    image: Tensor, kernel: Tensor, mode: str = "same", boundary: str = "zero"
-) -> Tensor:
-    """The forward kernels alone: as `convolve2d`, without gradients."""
-    _check(kernel, mode, boundary, image=image)
-    with torch.no_grad():
-        return _convolve2d(image, kernel, mode, boundary)
-
-
 def convolve2d_bw(
     grad_out: Tensor,
     image: Tensor,
@@ -81,10 +75,11 @@ def convolve2d_bw(
         says.
     """
     _check(kernel, mode, boundary, grad_out=grad_out, image=image)
-    check_mask("convolve2d", output_mask, "image", "kernel")
-    with torch.no_grad():
-        both = _gradients(grad_out, image, kernel, mode, boundary, *map(bool, output_mask))
-    return both if all(output_mask) else both[0 if output_mask[0] else 1]
+
+    def gradients(*need):
+        return _gradients(grad_out, image, kernel, mode, boundary, *need)
+
+    return masked("convolve2d", output_mask, ("image", "kernel"), gradients)
 
 
 def convolve2d_reference(
@@ -192,13 +187,11 @@ def _setup(ctx, inputs, output):
 
 def _gradient(ctx, grad_out):
     image, kernel = ctx.saved_tensors
-    need_image, need_kernel = ctx.needs_input_grad[:2]
-    if not (need_image or need_kernel):
-        return None, None, None, None
-    to_image, to_kernel = _gradients(
-        grad_out, image, kernel, ctx.mode, ctx.boundary, need_image, need_kernel
-    )
-    return to_image if need_image else None, to_kernel if need_kernel else None, None, None
+    need = ctx.needs_input_grad[:2]
+    if not any(need):
+        return (None,) * 4
+    both = _gradients(grad_out, image, kernel, ctx.mode, ctx.boundary, *need)
+    return *asked(need, both), None, None
 
 
 def _setup_backward(ctx, inputs, output):
@@ -225,7 +218,7 @@ def _second_gradient(ctx, to_image, to_kernel):
     if to_kernel is not None and ctx.need_kernel:
         if need_grad_out:
             extra = _convolve2d(image, to_kernel, *options)
-            to_grad_out = extra if to_grad_out is None else to_grad_out + extra
+            to_grad_out = total(to_grad_out, extra)
         if need_image:
             for_image = _gradients(grad_out, None, to_kernel, *options, True, False)[0]
     return to_grad_out, for_image, for_kernel, None, None, None, None
@@ -272,3 +265,4 @@ _batched(_forward, 1, kernel_too=False)
 _batched(_backward, 2, kernel_too=True)
 _convolve2d = differentiable(_forward, _setup, _gradient)
 _gradients = differentiable(_backward, _setup_backward, _second_gradient)
+convolve2d_fw = forward_form(convolve2d)

@@ -1,192 +1,8 @@
-// grid_sample, its backward and the backward of that for torch: checks, allocation, launches.
-#include "grid_sample.h"
+// grid_sample, its backward and the backward of that for torch.
+#include "torch/grid_sample_aten.h"
+#include "torch/grid_sample_glue.h"
 
-#include <tuple>
-
-#include "glue.h"
-
-constexpr const char* kName = "grid_sample";
-
-/// Dimensions [first, first + count) of a tensor, at most three, merged where strides allow it.
-void merge(const Tensor& x, int64_t first, int64_t count, PointsView& view) {
-    int64_t size[3] = {1, 1, 1}, stride[3] = {}, dims = 0;
-    for (int64_t d = first; d < first + count; ++d) {
-        if (x.size(d) == 1) continue;
-        if (dims > 0 && stride[dims - 1] == x.size(d) * x.stride(d)) {
-            size[dims - 1] *= x.size(d);
-        } else {
-            size[dims++] = x.size(d);
-        }
-        stride[dims - 1] = x.stride(d);
-    }
-    // The innermost dimension comes last, missing ones first.
-    const auto from_end = [&](const int64_t* of, int64_t i, int64_t missing) {
-        return i < dims ? of[dims - 1 - i] : missing;
-    };
-    view.count[1] = from_end(size, 0, 1), view.count[0] = from_end(size, 1, 1);
-    for (int i = 0; i < 3; ++i) view.stride[2 - i] = from_end(stride, i, 0);
-}
-
-void check_dims(const Tensor& input, const Tensor& grid, int64_t interpolation) {
-    const int64_t dims = input.dim();
-    if (dims != 4 && dims != 5)
-        raise(kName, "input must be (N, C, H, W) or (N, C, D, H, W), got " + shape_text(input));
-    const std::string points = dims == 4 ? "(N, H_out, W_out, 2)" : "(N, D_out, H_out, W_out, 3)";
-    if (grid.dim() != dims || grid.size(dims - 1) != dims - 2)
-        raise(kName, "grid must be " + points + " for an input of " + std::to_string(dims) +
-                         " dimensions, got " + shape_text(grid));
-    if (grid.size(0) != input.size(0))
-        raise(kName, "grid must have the batch size of input, " + std::to_string(input.size(0)) +
-                         ", got " + shape_text(grid) + "; expand it, e.g. grid.expand(" +
-                         std::to_string(input.size(0)) + (dims == 4 ? "" : ", -1") +
-                         ", -1, -1, -1)");
-    for (int64_t d = 2; d < dims; ++d) {
-        if (input.size(d) == 0)
-            raise(kName,
-                  "input must have at least one pixel along each axis, got " + shape_text(input));
-        if (input.size(d) > 0x7fffffff)
-            raise(kName,
-                  "input must have less than 2^31 pixels along an axis, got " + shape_text(input));
-    }
-    if (interpolation < 0 || interpolation > 2)
-        throw std::invalid_argument(
-            "grid_sample: interpolation_mode must be 0 (bilinear), 1 (nearest) or 2 (bicubic), "
-            "got " +
-            std::to_string(interpolation));
-    if (interpolation == 2 && dims == 5)
-        raise(kName, "mode 'bicubic' needs an input (N, C, H, W), got " + shape_text(input));
-}
-
-/// Strides as b, c, z, y, x.
-void set_strides(const Tensor& x, int64_t (&stride)[5]) {
-    const int64_t missing = 5 - x.dim();
-    stride[0] = x.stride(0), stride[1] = x.stride(1), stride[2] = 0;
-    for (int64_t d = 2; d < x.dim(); ++d) stride[d + missing] = x.stride(d);
-}
-
-void set_points(const Tensor& grid, PointsView& points, int64_t (&stride)[2]) {
-    merge(grid, 1, grid.dim() - 2, points);
-    stride[0] = grid.stride(0), stride[1] = grid.stride(grid.dim() - 1);
-}
-
-GridSampleParams check(const Tensor& input, const Tensor& grid, int64_t interpolation,
-                       int64_t padding, bool align_corners) {
-    check_tensor(kName, "input", input);
-    check_tensor(kName, "grid", grid);
-    check_dims(input, grid, interpolation);
-    if (padding < 0 || padding > 2)
-        throw std::invalid_argument(
-            "grid_sample: padding_mode must be 0 (zeros), 1 (border) or 2 (reflection), got " +
-            std::to_string(padding));
-    check_same_device(kName, "input", input, "grid", grid);
-    GridSampleParams p{};
-    p.dtype = dtype_of(kName, "input", input);
-    p.grid_dtype = dtype_of(kName, "grid", grid);
-    p.interpolation = Interpolation(interpolation), p.padding = Padding(padding);
-    p.align_corners = align_corners;
-    p.D = int32_t(input.dim() - 2);
-    p.B = input.size(0), p.C = input.size(1), p.P = 1;
-    for (int64_t d = 1; d < grid.dim() - 1; ++d) p.P *= grid.size(d);
-    p.size[0] = 1;
-    for (int64_t d = 0; d < p.D; ++d) p.size[3 - p.D + d] = int32_t(input.size(2 + d));
-    p.input = input.data_ptr();
-    p.grid = grid.data_ptr();
-    set_strides(input, p.input_stride);
-    set_points(grid, p.grid_points, p.grid_stride);
-    return p;
-}
-
-/// The shape of the output.
-std::vector<int64_t> output_shape(const Tensor& input, const Tensor& grid) {
-    std::vector<int64_t> shape{input.size(0), input.size(1)};
-    for (int64_t d = 1; d < grid.dim() - 1; ++d) shape.push_back(grid.size(d));
-    return shape;
-}
-
-/// Allocates scratch memory and runs the job.
-void run(GridSampleParams& p, const Tensor& like) {
-    using torch::headeronly::ScalarType;
-    const auto scratch = [&](int64_t bytes) {
-        if (bytes == 0) return Tensor();
-        Tensor memory = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
-        p.scratch = memory.data_ptr();
-        return memory;
-    };
-    if (!like.is_cpu()) {
-#ifdef OCTET_CUDA
-        const Tensor memory = scratch(grid_sample_scratch_cuda(&p));
-        launch(kName, like, p, 0, 1, grid_sample_cpu, grid_sample_cuda);
-#endif
-        return;
-    }
-    p.threads = int32_t(torch::stable::get_num_threads());
-    const Tensor memory = scratch(grid_sample_scratch_cpu(&p));
-    for (int64_t items; (items = grid_sample_items_cpu(&p)) > 0; ++p.phase)
-        launch(kName, like, p, items, 1, grid_sample_cpu, OCTET_CUDA_LAUNCHER(grid_sample_cuda));
-}
-
-Tensor grid_sample(const Tensor& input, const Tensor& grid, int64_t interpolation, int64_t padding,
-                   bool align_corners) {
-    GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
-    Tensor out = new_output(input, output_shape(input, grid));
-    if (out.numel() == 0) return out;
-    p.out = out.data_ptr();
-    run(p, input);
-    return out;
-}
-
-void check_like(const char* argument, const Tensor& x, const char* name, const Tensor& like,
-                const std::vector<int64_t>& shape) {
-    check_tensor(kName, argument, x);
-    check_same_device(kName, name, like, argument, x);
-    bool same = x.dim() == int64_t(shape.size());
-    for (size_t d = 0; same && d < shape.size(); ++d) same = x.size(d) == shape[d];
-    if (!same) {
-        std::string text;
-        for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-        raise(kName,
-              std::string(argument) + " must have shape (" + text + "), got " + shape_text(x));
-    }
-    if (dtype_of(kName, argument, x) != dtype_of(kName, name, like))
-        raise(kName, std::string(argument) + " must have the dtype of " + name + ", " +
-                         dtype_text(like) + ", got " + dtype_text(x));
-}
-
-void set_grad_out(GridSampleParams& p, const Tensor& grad_out, const Tensor& input,
-                  const Tensor& grid) {
-    check_like("grad_out", grad_out, "input", input, output_shape(input, grid));
-    p.grad_out = grad_out.data_ptr();
-    merge(grad_out, 2, grad_out.dim() - 2, p.grad_out_points);
-    p.grad_out_stride[0] = grad_out.stride(0), p.grad_out_stride[1] = grad_out.stride(1);
-}
-
-std::vector<int64_t> shape_of(const Tensor& x) {
-    std::vector<int64_t> shape;
-    for (int64_t d = 0; d < x.dim(); ++d) shape.push_back(x.size(d));
-    return shape;
-}
-
-/// The gradients to input (its strides where it is dense) and grid (contiguous); empty ones where
-/// not asked for.
-std::tuple<Tensor, Tensor> new_gradients(GridSampleParams& p, const Tensor& input,
-                                         const Tensor& grid, bool need_input, bool need_grid) {
-    Tensor grad_input = need_input ? torch::stable::empty_like(input) : new_output(input, {0});
-    Tensor grad_grid = new_output(grid, need_grid ? shape_of(grid) : std::vector<int64_t>{0});
-    if (need_input) {
-        p.grad_input = grad_input.data_ptr();
-        set_strides(grad_input, p.grad_input_stride);
-    }
-    if (need_grid) p.grad_grid = grad_grid.data_ptr();
-    return {grad_input, grad_grid};
-}
-
-/// Runs a job of gradients. Without points or channels every gradient is zero.
-void run_gradients(GridSampleParams& p, const Tensor& input, Tensor& grad_input,
-                   Tensor& grad_grid) {
-    if (p.B * p.C * p.P > 0) return run(p, input);
-    if (p.grad_input) torch::stable::zero_(grad_input);
-    if (p.grad_grid) torch::stable::zero_(grad_grid);
-}
+using namespace grid_sampling;
 
 std::tuple<Tensor, Tensor> grid_sample_backward(const Tensor& grad_out, const Tensor& input,
                                                 const Tensor& grid, int64_t interpolation,
@@ -232,18 +48,19 @@ std::tuple<Tensor, Tensor, Tensor> grid_sample_backward_backward(
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
-    m.def(
-        "grid_sample(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, "
-        "bool align_corners) -> Tensor");
-    m.def(
+    define(m,
+           "grid_sample(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, "
+           "bool align_corners) -> Tensor");
+    define(
+        m,
         "grid_sample_backward(Tensor grad_out, Tensor input, Tensor grid, int interpolation_mode, "
         "int padding_mode, bool align_corners, bool need_input, bool need_grid, "
         "bool deterministic) -> (Tensor grad_input, Tensor grad_grid)");
-    m.def(
-        "grid_sample_backward_backward(Tensor? to_grad_input, Tensor? to_grad_grid, "
-        "Tensor grad_out, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, "
-        "bool align_corners, bool need_grad_out, bool need_input, bool need_grid, "
-        "bool deterministic) -> (Tensor to_grad_out, Tensor to_input, Tensor to_grid)");
+    define(m,
+           "grid_sample_backward_backward(Tensor? to_grad_input, Tensor? to_grad_grid, "
+           "Tensor grad_out, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, "
+           "bool align_corners, bool need_grad_out, bool need_input, bool need_grid, "
+           "bool deterministic) -> (Tensor to_grad_out, Tensor to_input, Tensor to_grid)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
@@ -252,4 +69,9 @@ STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
     m.impl("grid_sample_backward_backward", TORCH_BOX(&grid_sample_backward_backward));
 }
 
-#include "grid_sample_aten.h"  // needs what stands above
+// What `loader.accelerate_torch()` calls.
+STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) { define(m, "grid_sample_replace_aten() -> int[]"); }
+
+STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
+    m.impl("grid_sample_replace_aten", TORCH_BOX(&aten::replace));
+}

@@ -1,21 +1,22 @@
 """Images and volumes sampled at points: `torch.nn.functional.grid_sample`, and where it stops."""
 
-from itertools import product
-
 import torch
 from torch import Tensor
 
 from loader.jit.operators.frame import (
+    asked,
     batched,
     check_fake,
-    check_mask,
     check_tensors,
     differentiable,
     fake,
     library,
+    masked,
     registered,
     vmap,
 )
+
+from .grid_sample_plain import grid_sample_reference
 
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 _forward, _backward = library("grid_sample"), registered("grid_sample_backward")
@@ -101,95 +102,11 @@ def grid_sample_bw(
     """
     check_tensors("grid_sample", grad_out=grad_out, input=input, grid=grid)
     options = _codes(mode, padding_mode, align_corners)
-    check_mask("grid_sample", output_mask, "input", "grid")
-    with torch.no_grad():
-        need = map(bool, output_mask)
-        both = _gradients(grad_out, input, grid, *options, *need, _deterministic())
-    return both if all(output_mask) else both[0 if output_mask[0] else 1]
 
+    def gradients(*need):
+        return _gradients(grad_out, input, grid, *options, *need, _deterministic())
 
-def grid_sample_reference(
-    input: Tensor,
-    grid: Tensor,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
-    align_corners: bool | None = None,
-) -> Tensor:
-    """The same in plain PyTorch, tap by tap; 16-bit dtypes are computed in float32."""
-    work = torch.promote_types(input.dtype, torch.float32)
-    sizes = input.shape[2:]
-    pixels, points = input.to(work).flatten(2), grid.to(work).flatten(1, -2)
-    axes = [
-        _taps(points[..., -1 - axis], size, mode, padding_mode, bool(align_corners))
-        for axis, size in enumerate(sizes)
-    ]
-    out = 0
-    for taps in product(*(taps for taps, _ in axes)):
-        at, weight, inside = 0, 1, True
-        for (position, share), size in zip(taps, sizes, strict=True):
-            within = (position >= 0) & (position < size)
-            at = at * size + torch.where(within, position, 0).long()
-            weight, inside = weight * share, inside & within
-        value = pixels.gather(2, at.unsqueeze(1).expand(-1, input.shape[1], -1))
-        out = out + torch.where(inside.unsqueeze(1), value, 0) * weight.unsqueeze(1)
-    # Points without a place are given the first pixel, but are followed by no gradient.
-    placed = torch.stack([placed for _, placed in axes]).all(0).unsqueeze(1)
-    out = torch.where(placed, out, out.detach())
-    return out.to(input.dtype).view(*input.shape[:2], *grid.shape[1:-1])
-
-
-def _taps(x, size, mode, padding, align_corners):
-    """[(position, weight), ...] along an axis of the reference, and which coordinates have any."""
-    x = (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
-    if padding == "zeros" and mode != "bicubic":
-        x = torch.where(x.isfinite(), x, -100.0)
-    if mode == "bicubic":
-        first = x.detach().floor()
-        taps = [
-            (
-                _padded(first + k, size, padding, align_corners)[0].nan_to_num(
-                    -1 if padding == "zeros" else 0
-                ),
-                _keys(x - (first + k)),
-            )
-            for k in range(-1, 3)
-        ]
-        return taps, torch.ones_like(x, dtype=torch.bool)
-    place, slope = _padded(x.detach(), size, padding, align_corners)
-    placed = ~place.isnan()
-    place = place.nan_to_num(0.0, float("inf"), float("-inf"))
-    if mode == "nearest":
-        return [(place.round(), 1 + 0 * torch.where(x.isfinite(), x, 0))], placed
-    x = place + slope * torch.where(x.isfinite(), x - x.detach(), 0)
-    first = place.floor()
-    return [(first, first + 1 - x), (first + 1, x - first)], placed
-
-
-def _padded(x, size, padding, align_corners):
-    """A position along an axis moved into the image, and by how much it then moves with `x`."""
-    slope = torch.ones_like(x)
-    if padding == "reflection":
-        low, span = (0, size - 1) if align_corners else (-0.5, size)
-        if span == 0:
-            return torch.zeros_like(x), torch.zeros_like(x)
-        slope = torch.where(x < low, -1.0, 1.0).to(x.dtype)
-        x = (x - low).abs()
-        # Beyond the range of int each processor converts in its own way.
-        lengths, huge = x / span, x / span >= 2**31
-        odd = torch.where(huge, x.is_cuda, lengths.floor() % 2 == 1)
-        x = torch.where(odd, span - x.fmod(span), x.fmod(span)) + low
-        slope = torch.where(odd, -slope, slope)
-    if padding != "zeros":
-        slope = torch.where((x <= 0) | (x >= size - 1), 0, slope)
-        x = x.clamp(0, size - 1)
-    return x, slope
-
-
-def _keys(distance):
-    """Keys' cubic kernel."""
-    a, t = -0.75, distance.abs()
-    inner = ((a + 2) * t - (a + 3)) * t * t + 1
-    return torch.where(t <= 1, inner, ((a * t - 5 * a) * t + 8 * a) * t - 4 * a)
+    return masked("grid_sample", output_mask, ("input", "grid"), gradients)
 
 
 def samples(device):
@@ -312,13 +229,11 @@ def _setup(ctx, inputs, output):
 
 
 def _gradient(ctx, grad_out):
-    need = need_input, need_grid = ctx.needs_input_grad[:2]
-    if not (need_input or need_grid):
+    need = ctx.needs_input_grad[:2]
+    if not any(need):
         return (None,) * 5
-    to_input, to_grid = _gradients(
-        grad_out, *ctx.saved_tensors, *ctx.options, *need, _deterministic()
-    )
-    return to_input if need_input else None, to_grid if need_grid else None, None, None, None
+    both = _gradients(grad_out, *ctx.saved_tensors, *ctx.options, *need, _deterministic())
+    return *asked(need, both), None, None, None
 
 
 def _setup_backward(ctx, inputs, output):
@@ -340,9 +255,7 @@ def _second_gradient(ctx, *arriving):
         grads = _second_gradients(
             *arriving, *ctx.saved_tensors, *ctx.options, *need, _deterministic()
         )
-    return *(grad if wanted else None for grad, wanted in zip(grads, need, strict=True)), *(
-        None,
-    ) * 6
+    return *asked(need, grads), *[None] * 6
 
 
 def _setup_second(ctx, inputs, output):

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "glue.h"
+#include "torch/shapes.h"
 
 constexpr const char* kName = "hash_grid_encoding";
 
@@ -44,7 +44,7 @@ HashGridParams params_of(const Tensor& points, const Tensor& table,
                          double per_level_scale) {
     check_points(points);
     check_tensor(kName, "table", table);
-    if (table.dim() != 3) raise(kName, "table must be (L, T, F), got " + shape_text(table));
+    Sizes(kName).match("table", table, "(L, T, F)");
     const int64_t F = table.size(2);
     if (F != 1 && F != 2 && F != 4 && F != 8)
         raise(kName,
@@ -125,9 +125,8 @@ std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, c
     if (shape_text(grad_out) != shape)
         raise(kName, "grad_out must be (N, L * F) = " + shape + ", got " + shape_text(grad_out));
     check_same_device(kName, "points", points, "grad_out", grad_out);
-    if (dtype_of(kName, "grad_out", grad_out) != p.dtype)
-        raise(kName, "grad_out must have the dtype of table, " + dtype_text(table) + ", got " +
-                         dtype_text(grad_out));
+    dtype_of(kName, "grad_out", grad_out);
+    check_same_dtype(kName, "table", table, "grad_out", grad_out);
     p.grad_out = grad_out.data_ptr();
     for (int d = 0; d < 2; ++d) p.grad_out_stride[d] = grad_out.stride(d);
     p.deterministic = deterministic;
@@ -154,10 +153,11 @@ std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, c
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
-    m.def(
-        "hash_grid_encoding(Tensor points, Tensor table, Tensor? along, int base_resolution, "
-        "float per_level_scale) -> Tensor");
-    m.def(
+    define(m,
+           "hash_grid_encoding(Tensor points, Tensor table, Tensor? along, int base_resolution, "
+           "float per_level_scale) -> Tensor");
+    define(
+        m,
         "hash_grid_encoding_backward(Tensor grad_out, Tensor points, Tensor table, Tensor? along, "
         "int base_resolution, float per_level_scale, bool need_points, bool need_table, "
         "bool deterministic) -> (Tensor grad_points, Tensor grad_table)");

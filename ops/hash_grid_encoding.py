@@ -6,15 +6,19 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators.frame import (
+    asked,
     check_fake,
-    check_mask,
     check_tensors,
     differentiable,
     fake,
+    forward_form,
     library,
+    masked,
     registered,
+    total,
     vmap,
 )
+from loader.jit.operators.shapes import Sizes
 
 _NAME = "hash_grid_encoding"
 _PRIMES = 1, 2654435761, 805459861
@@ -70,15 +74,6 @@ def hash_grid_encoding(
     return _encode(points, table, None, *options)
 
 
-def hash_grid_encoding_fw(
-    points: Tensor, table: Tensor, *, base_resolution: int = 16, per_level_scale: float = 2.0
-) -> Tensor:
-    """The forward kernel alone: as `hash_grid_encoding`, without gradients."""
-    options = _options(points, table, base_resolution, per_level_scale)
-    with torch.no_grad():
-        return _encode(points, table, None, *options)
-
-
 def hash_grid_encoding_bw(
     grad_out: Tensor,
     points: Tensor,
@@ -103,13 +98,13 @@ def hash_grid_encoding_bw(
     """
     check_tensors(_NAME, grad_out=grad_out)
     options = _options(points, table, base_resolution, per_level_scale)
-    check_mask(_NAME, output_mask, "points", "table")
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    need = map(bool, output_mask)
-    with torch.no_grad():
-        both = _gradients(grad_out, points, table, None, *options, *need, bool(deterministic))
-    return both if all(output_mask) else both[0 if output_mask[0] else 1]
+
+    def gradients(*need):
+        return _gradients(grad_out, points, table, None, *options, *need, bool(deterministic))
+
+    return masked(_NAME, output_mask, ("points", "table"), gradients)
 
 
 def hash_grid_encoding_reference(
@@ -187,9 +182,14 @@ def _fake(points, table, along, base_resolution, per_level_scale):
         points.dim() == 2 and points.shape[1] in (2, 3),
         lambda: f"{_NAME}: points must be (N, 2) or (N, 3), got {tuple(points.shape)}",
     )
+    sizes = Sizes(_NAME)
+    sizes.match("table", table, "(L, T, F)")
     torch._check(
-        table.dim() == 3 and table.shape[2] in (1, 2, 4, 8),
-        lambda: f"{_NAME}: table must be (L, T, F) with F = 1, 2, 4 or 8, got {tuple(table.shape)}",
+        sizes["F"] in (1, 2, 4, 8),
+        lambda: (
+            f"{_NAME}: table (L, T, F) must have F = 1, 2, 4 or 8 features, "
+            f"got {tuple(table.shape)}"
+        ),
     )
     return table.new_empty((points.shape[0], table.shape[0] * table.shape[2]))
 
@@ -211,25 +211,23 @@ def _setup(ctx, inputs, output):
 
 def _gradient(ctx, grad_out):
     points, table, along = ctx.saved_tensors
-    need_points, need_table, need_along = ctx.needs_input_grad[:3]
-    for_points = for_table = for_along = None
-    fixed = torch.are_deterministic_algorithms_enabled()
-    if need_points or need_table:
-        both = _gradients(
-            grad_out, points, table, along, *ctx.options, need_points, need_table, fixed
-        )
-        for_points = both[0] if need_points else None
-        for_table = both[1] if need_table else None
+    *need, need_along = ctx.needs_input_grad[:3]
+    both, for_along = (None, None), None
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if any(need):
+        both = _gradients(grad_out, points, table, along, *ctx.options, *need, deterministic)
     if need_along:  # the derivative along it is linear in it
-        for_along, _ = _gradients(grad_out, points, table, None, *ctx.options, True, False, fixed)
-    return for_points, for_table, for_along, None, None
+        need_points = True, False
+        for_along, _ = _gradients(
+            grad_out, points, table, None, *ctx.options, *need_points, deterministic
+        )
+    return *asked(need, both), for_along, None, None
 
 
 def _setup_backward(ctx, inputs, output):
-    grad_out, points, table, along, *ctx.options, ctx.need_points, ctx.need_table, ctx.fixed = (
-        inputs
-    )
-    ctx.save_for_backward(grad_out, points, table, along)
+    *tensors, base, scale, ctx.need_points, ctx.need_table, ctx.deterministic = inputs
+    ctx.options = base, scale
+    ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
 
@@ -246,29 +244,26 @@ def _second_gradient(ctx, to_points, to_table):
             f"{_NAME}: third derivatives are not computed; differentiate "
             f"{_NAME}_reference, which is plain PyTorch"
         )
-    need_grad_out, need_points, need_table = ctx.needs_input_grad[:3]
+    need_grad_out, *need = ctx.needs_input_grad[:3]
     to_grad_out = for_points = for_table = None
     if to_points is not None and ctx.need_points:
         if need_grad_out:
             to_grad_out = _encode(points, table, to_points, *ctx.options)
-        if need_points or need_table:
+        if any(need):
             for_points, for_table = _gradients(
-                grad_out, points, table, to_points, *ctx.options, need_points, need_table, ctx.fixed
+                grad_out, points, table, to_points, *ctx.options, *need, ctx.deterministic
             )
     if to_table is not None and ctx.need_table:
         if need_grad_out:
             extra = _encode(points, to_table, None, *ctx.options)
-            to_grad_out = extra if to_grad_out is None else to_grad_out + extra
-        if need_points:
+            to_grad_out = total(to_grad_out, extra)
+        if need[0]:
             extra, _ = _gradients(
-                grad_out, points, to_table, None, *ctx.options, True, False, ctx.fixed
+                grad_out, points, to_table, None, *ctx.options, True, False, ctx.deterministic
             )
-            for_points = extra if for_points is None else for_points + extra
-    if not need_points:
-        for_points = None
-    if not need_table:
-        for_table = None
-    return to_grad_out, for_points, for_table, *[None] * 6
+            for_points = total(for_points, extra)
+    both = asked(need, (for_points, for_table))
+    return to_grad_out, *both, *[None] * 6
 
 
 def _batched(op, table_at: int) -> None:
@@ -313,3 +308,4 @@ _batched(_forward, 1)
 _batched(_backward, 2)
 _encode = differentiable(_forward, _setup, _gradient)
 _gradients = differentiable(_backward, _setup_backward, _second_gradient)
+hash_grid_encoding_fw = forward_form(hash_grid_encoding)

@@ -1,22 +1,39 @@
 """What the interpolation operators share: argument checks, fake kernels, derivatives."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from loader.jit.operators.frame import (
+    asked,
+    backward_form,
     batched,
     check_fake,
-    check_mask,
     check_tensors,
     differentiable,
     fake,
+    forward_form,
     library,
     registered,
+    total,
 )
+from loader.jit.operators.shapes import Sizes
+
+
+def multilinear(function: Callable, axes: tuple[int, ...]) -> tuple[Callable, ...]:
+    """What the module of interpolation X has beside `function`, X itself, and its reference.
+
+    `axes`: of the cell, the slowest in the order of its corners first. Returns the operator with
+    its arguments checked and `X_fw`, `X_bw`, `samples`, `benchmark`.
+    """
+    operator, names = Multilinear(function.__name__, axes), ["feats", "points"]
+    bw = backward_form(function, names, operator.gradients, default=(True, False))
+    return operator, forward_form(function), bw, operator.samples, operator.benchmark
 
 
 class Multilinear:
-    """Interpolation in a cell of 2^D corners; `axes`: the one slowest in their order first."""
+    """Interpolation in a cell of 2^D corners."""
 
     def __init__(self, name: str, axes: tuple[int, ...]):
         self.name, self.axes, self.corners = name, axes, 2 ** len(axes)
@@ -30,51 +47,54 @@ class Multilinear:
 
     def __call__(self, feats: Tensor, points: Tensor) -> Tensor:
         """The differentiable operator."""
-        check_tensors(self.name, feats=feats, points=points)
+        if not (isinstance(feats, Tensor) and isinstance(points, Tensor)):
+            check_tensors(self.name, feats=feats, points=points)
         return self._forward(feats, points)
 
-    def fw(self, feats: Tensor, points: Tensor) -> Tensor:
-        """The forward kernel alone."""
-        check_tensors(self.name, feats=feats, points=points)
-        with torch.no_grad():
-            return self._forward(feats, points)
+    def gradients(self, grad_out, feats, points, mask):
+        """Of sum(grad_out * forward(feats, points)) to feats and points, as `mask` says."""
+        return self._gradients(grad_out, feats, points, *map(bool, mask))
 
-    def bw(self, grad_out: Tensor, feats: Tensor, points: Tensor, output_mask: tuple[bool, bool]):
-        """The backward kernel alone."""
-        check_tensors(self.name, grad_out=grad_out, feats=feats, points=points)
-        check_mask(self.name, output_mask, "feats", "points")
-        with torch.no_grad():
-            both = self._gradients(grad_out, feats, points, *map(bool, output_mask))
-        return both if all(output_mask) else both[0 if output_mask[0] else 1]
+    def samples(self, device):
+        """Small arguments, to compare operator and reference on after an edit."""
+        make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+        for N, F, dtype in (
+            (300, 32, torch.float32),
+            (129, 4, torch.float32),
+            (37, 3, torch.float32),
+            (50, 12, torch.float64),
+            (131, 8, torch.float16),
+        ):
+            points = torch.rand(N, len(self.axes), **make) * 2 - 1
+            yield torch.randn(N, self.corners, F, **make).to(dtype), points
+
+    def benchmark(self, device):
+        """Arguments of a size worth timing."""
+        make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+        feats = torch.randn(65536, self.corners, 32, **make)
+        return feats, torch.rand(65536, len(self.axes), **make) * 2 - 1
+
+    def _sizes(self, feats, points) -> Sizes:
+        """The sizes of the inputs; without feats N alone."""
+        sizes = Sizes(self.name)
+        if feats is not None:
+            sizes.match("feats", feats, f"(N, {self.corners}, F)")
+        sizes.match("points", points, f"(N, {len(self.axes)})")
+        return sizes
 
     def _fake(self, feats, points):
         check_fake(self.name, feats=feats, points=points)
-        shapes = f"feats (N, {self.corners}, F) and points (N, {len(self.axes)})"
-        torch._check(
-            feats.dim() == 3
-            and points.dim() == 2
-            and feats.shape[1] == self.corners
-            and points.shape[1] == len(self.axes),
-            lambda: (
-                f"{self.name}: expected {shapes}, "
-                f"got {tuple(feats.shape)} and {tuple(points.shape)}"
-            ),
-        )
-        torch._check(
-            feats.shape[0] == points.shape[0],
-            lambda: (
-                f"{self.name}: {shapes} must have the same N, "
-                f"got {tuple(feats.shape)} and {tuple(points.shape)}"
-            ),
-        )
-        return feats.new_empty((feats.shape[0], feats.shape[2]))
+        sizes = self._sizes(feats, points)
+        return feats.new_empty((sizes["N"], sizes["F"]))
 
     def _fake_backward(self, grad_out, feats, points, need_feats, need_points):
         check_fake(self.name, grad_out=grad_out, points=points)
-        N, F = grad_out.shape
+        sizes = self._sizes(feats, points)
+        sizes.match_known("grad_out", grad_out, "(N, F)")
+        feats_shape = (sizes["N"], self.corners, sizes["F"])
         return (
-            grad_out.new_empty((N, self.corners, F) if need_feats else (0,)),
-            points.new_empty((N, len(self.axes)) if need_points else (0,)),
+            grad_out.new_empty(feats_shape if need_feats else (0,)),
+            points.new_empty(points.shape if need_points else (0,)),
         )
 
     @staticmethod
@@ -84,11 +104,10 @@ class Multilinear:
 
     def _backward(self, ctx, grad_out):
         feats, points = ctx.saved_tensors
-        need_feats, need_points = ctx.needs_input_grad[:2]
-        if not (need_feats or need_points):
+        need = ctx.needs_input_grad[:2]
+        if not any(need):
             return None, None
-        grad_feats, grad_points = self._gradients(grad_out, feats, points, need_feats, need_points)
-        return grad_feats if need_feats else None, grad_points if need_points else None
+        return tuple(asked(need, self._gradients(grad_out, feats, points, *need)))
 
     @staticmethod
     def _setup_backward(ctx, inputs, output):
@@ -120,7 +139,7 @@ class Multilinear:
             slope = sum(along[:, d : d + 1] * self._partial(at, {d}) for d in axes)
             if need_g:
                 extra = torch.einsum("nk,nkf->nf", slope, rows).to(g.dtype)
-                to_g = extra if to_g is None else to_g + extra
+                to_g = total(to_g, extra)
             if need_feats:
                 for_feats = torch.einsum("nk,nf->nkf", slope, grad).to(feats.dtype)
             if need_points:
@@ -134,7 +153,7 @@ class Multilinear:
                     for d in axes
                 ]
                 extra = torch.stack(columns, 1).to(points.dtype)
-                for_points = extra if for_points is None else for_points + extra
+                for_points = total(for_points, extra)
         return to_g, for_feats, for_points, None, None
 
     def _partial(self, points: Tensor, by: set[int]) -> Tensor:

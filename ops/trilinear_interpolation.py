@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from .multilinear import Multilinear
-
-_operator = Multilinear("trilinear_interpolation", axes=(0, 1, 2))
+from .multilinear import multilinear
 
 
 def trilinear_interpolation(feats: Tensor, points: Tensor) -> Tensor:
@@ -32,29 +30,7 @@ def trilinear_interpolation(feats: Tensor, points: Tensor) -> Tensor:
     Source: tensor product of linear interpolation along each axis; equals
     `trilinear_interpolation_reference`.
     """
-    return _operator(feats, points)
-
-
-def trilinear_interpolation_fw(feats: Tensor, points: Tensor) -> Tensor:
-    """The forward kernel alone: as `trilinear_interpolation`, without gradients."""
-    return _operator.fw(feats, points)
-
-
-def trilinear_interpolation_bw(
-    grad_out: Tensor, feats: Tensor, points: Tensor, output_mask: tuple[bool, bool] = (True, False)
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernel alone: gradients of sum(grad_out * forward(feats, points)).
-
-    Args:
-        grad_out: (N, F), dtype and device of `feats`, any strides.
-        feats, points: as in the forward.
-        output_mask: which gradients to compute, of feats and of points.
-
-    Returns:
-        grad_feats (N, 8, F), or grad_points (N, 3) in the dtype of `points`, or both as a tuple,
-        as `output_mask` says.
-    """
-    return _operator.bw(grad_out, feats, points, output_mask)
+    return _call(feats, points)
 
 
 def trilinear_interpolation_reference(feats: Tensor, points: Tensor) -> Tensor:
@@ -69,24 +45,6 @@ def trilinear_interpolation_reference(feats: Tensor, points: Tensor) -> Tensor:
     return (lines[:, 0] * (1 - z) / 2 + lines[:, 1] * (1 + z) / 2).to(feats.dtype)
 
 
-def samples(device):
-    """Small arguments, to compare operator and reference on after an edit."""
-    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
-    for N, F, dtype in (
-        (300, 32, torch.float32),
-        (129, 4, torch.float32),
-        (37, 3, torch.float32),
-        (50, 12, torch.float64),
-        (131, 8, torch.float16),
-    ):
-        points = torch.rand(N, 3, **make) * 2 - 1
-        yield torch.randn(N, 8, F, **make).to(dtype), points
-
-
-def benchmark(device):
-    """Arguments of a size worth timing."""
-    make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
-    return torch.randn(65536, 8, 32, **make), torch.rand(65536, 3, **make) * 2 - 1
-
-
+_forms = multilinear(trilinear_interpolation, axes=(0, 1, 2))
+_call, trilinear_interpolation_fw, trilinear_interpolation_bw, samples, benchmark = _forms
 trilinear_interpolation_py = trilinear_interpolation_reference

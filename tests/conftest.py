@@ -8,11 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 ROOT = Path(__file__).parent.parent
 
+# These files take minutes. They come first, so that no core waits for another in the end.
+LONGEST = ("sanitizers", "build", "concurrency", "three_ways", "examples", "grid_sample", "inline")
+
+
+def pytest_unconfigure():
+    warm.python.close()
+
 
 def pytest_collection_modifyitems(items):
+    rank = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="no GPU on this machine")
         for item in items:
@@ -26,10 +36,45 @@ def device(request):
     return request.param
 
 
+def start_python(code: str, cwd, env: dict, start_new_session=False, fresh=False) -> warm.Process:
+    """A process that runs code as `python -c` does, not waited for.
+
+    It is forked from a warm Python that has imported torch already, unless it is to be `fresh`, or
+    `env` has what only a new process takes up, such as LD_PRELOAD.
+    """
+    if not fresh and ("torch" in code or "loader" in code) and warm.python.fits(env):
+        return warm.python.start(code, cwd, env, start_new_session)
+    return subprocess.Popen(
+        [sys.executable, *warm.FLAGS, "-c", code],
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=start_new_session,
+    )
+
+
+def ended(process: warm.Process) -> subprocess.CompletedProcess:
+    """What a process has said and how it ended, once it has."""
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def keep_only(root: Path, *names: str) -> None:
+    """Leave these operators alone to be built in a copy of the sources."""
+    for room in ("ops", "kernels"):
+        for file in (root / room).rglob("*.c*"):
+            folder = file.parent.name
+            belongs = file.name.split(".")[0].removesuffix("_cpu") if folder == room else folder
+            if belongs not in names:
+                file.unlink()
+
+
 class Checkout:
     """A copy of the sources that a test may edit, with a build cache of its own."""
 
-    def __init__(self, folder: Path, only: str | None = None):
+    def __init__(self, folder: Path, only: str | tuple[str, ...] = ()):
         self.root, self.cache = folder / "checkout", folder / "cache"
         self.root.mkdir(parents=True)
         shutil.copy(ROOT / "loader.py", self.root)
@@ -38,44 +83,32 @@ class Checkout:
                 ROOT / room, self.root / room, ignore=shutil.ignore_patterns("__pycache__")
             )
         if only:
-            for room in ("ops", "kernels"):
-                for file in (self.root / room).glob("*.c*"):
-                    if file.stem not in (only, f"{only}_cpu"):
-                        file.unlink()
+            keep_only(self.root, *([only] if isinstance(only, str) else only))
 
     def environment(self, **changes) -> dict:
         """The environment of a run: neither GPUs nor an architecture list, unless a change says so."""
         cleared = ("TORCH_CUDA_ARCH_LIST", "LOADER_BUILD", "LOADER_NATIVE", "PYTHONPATH")
         env = {k: v for k, v in os.environ.items() if k not in cleared}
         env |= {"LOADER_CACHE_DIR": str(self.cache), "CUDA_VISIBLE_DEVICES": ""}
+        env["LOADER_BUILD"] = "eager"
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env
 
-    def start(self, code: str, start_new_session=False, **changes) -> subprocess.Popen:
-        """A Python process in the checkout, not waited for."""
-        return subprocess.Popen(
-            [sys.executable, "-W", "error::UserWarning", "-c", code],
-            cwd=self.root,
-            env=self.environment(**changes),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=start_new_session,
-        )
+    def start(self, code: str, start_new_session=False, fresh=False, **changes) -> warm.Process:
+        """A Python process in the checkout, not waited for; see `start_python`."""
+        return start_python(code, self.root, self.environment(**changes), start_new_session, fresh)
 
     def run(self, code: str, **changes) -> subprocess.CompletedProcess:
         """Run Python code in the checkout to its end."""
-        process = self.start(code, **changes)
-        out, err = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(code, process.returncode, out, err)
+        return ended(self.start(code, **changes))
 
     def command(self, *arguments: str, **changes) -> subprocess.CompletedProcess:
         """Run `python -m loader ...` in the checkout."""
         return subprocess.run(
             [sys.executable, "-m", "loader", *arguments],
             cwd=self.root,
-            env=self.environment(**changes),
+            env=self.environment(**{"LOADER_BUILD": None, **changes}),
             capture_output=True,
             text=True,
             timeout=300,
@@ -111,3 +144,19 @@ def counting(tmp_path):
 def checkout(tmp_path):
     """A checkout whose one operator is `square`, with an empty cache."""
     return Checkout(tmp_path, only="square")
+
+
+@pytest.fixture(scope="session")
+def store_of_square(tmp_path_factory):
+    """A store with a build of `square` for the CPU, for tests to which its making is nothing."""
+    checkout = Checkout(tmp_path_factory.mktemp("square"), only="square")
+    done = checkout.run("import loader; loader.build()")
+    assert done.returncode == 0, done.stderr
+    return checkout.cache / "store"
+
+
+@pytest.fixture
+def built(checkout, store_of_square):
+    """Has the store of `checkout` hold a build of `square` from the beginning."""
+    shutil.copytree(store_of_square, checkout.cache / "store")
+    return checkout

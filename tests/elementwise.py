@@ -1,5 +1,8 @@
 """What is tested of every elementwise operator; test_X.py adds the facts of its own."""
 
+import inspect
+from itertools import product
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -42,11 +45,11 @@ class ElementwiseTests:
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_matches_the_reference(self, layout, dtype, device):
-        """Within one rounding of the exact result; a memory format that is dense is kept."""
+        """Within a rounding for each input; a memory format that is dense is kept."""
         args = self.sample(device, dtype, layout)
         out = self.form()(*args)
         expected = self.form("_reference")(*(x.double() for x in args))
-        eps = torch.finfo(dtype).eps
+        eps = torch.finfo(dtype).eps * self.inputs
         assert out.dtype == dtype and out.shape == args[0].shape
         assert out.stride() == torch.empty_like(args[0]).stride()
         assert_close(out.double(), expected, rtol=eps, atol=eps * 1e-3)
@@ -62,8 +65,37 @@ class ElementwiseTests:
         grads = torch.autograd.grad(out, leaves, weight)
         wanted = torch.autograd.grad(expected, doubles, weight.double())
         for grad, reference in zip(grads, wanted, strict=True):
-            eps = torch.finfo(dtype).eps
+            eps = torch.finfo(dtype).eps * self.inputs
             assert_close(grad.double(), reference, rtol=2 * eps, atol=eps * 1e-3)
+
+    def test_gradients_only_where_they_are_asked_for(self, device):
+        """In every combination, under autograd and by `X_bw`, whose default is all."""
+        args, bw = self.sample(device), self.form("_bw")
+        (grad_out,) = self.sample(device)[:1]
+        every = bw(grad_out, *args)
+        every = every if isinstance(every, tuple) else (every,)
+        assert len(every) == self.inputs
+        for mask in [m for m in product((True, False), repeat=self.inputs) if any(m)]:
+            leaves = [x.requires_grad_(m) for x, m in zip(args, mask, strict=True)]
+            wanted = [x for x in leaves if x.requires_grad]
+            expected = [x for x, m in zip(every, mask, strict=True) if m]
+            grads = torch.autograd.grad(self.form()(*leaves), wanted, grad_out)
+            assert all(map(torch.equal, grads, expected))
+            if self.inputs > 1:
+                some = bw(grad_out, *args, output_mask=mask)
+                some = some if isinstance(some, tuple) else (some,)
+                assert len(some) == len(expected) and all(map(torch.equal, some, expected))
+        if self.inputs > 1:
+            with pytest.raises(ValueError, match=r"output_mask must be \w+ flags, for"):
+                bw(grad_out, *args, output_mask=(False,) * self.inputs)
+
+    def test_help_shows_every_form(self):
+        for suffix, mentions in (("", "Args:"), ("_fw", "without gradients"), ("_bw", "grad_out")):
+            form = self.form(suffix)
+            parameters = [*inspect.signature(form).parameters]
+            names = parameters[1:] if suffix == "_bw" else parameters
+            assert names[: self.inputs] == [*inspect.signature(self.form()).parameters]
+            assert form.__name__ == self.name + suffix and mentions in form.__doc__
 
     def test_mixed_layouts(self, device):
         args = self.sample(device)
@@ -123,3 +155,48 @@ class ElementwiseTests:
             assert str(caught.value) == f"{self.name}: {message}"
         with pytest.raises(RuntimeError, match="is on the meta device"):
             self.form()(torch.ones(3, device="meta"), *rest)
+
+
+class BackwardTests:
+    """What is tested of an elementwise operator with a backward kernel."""
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_registered_backward_passes_opcheck(self, dtype, device):
+        backward = getattr(torch.ops.octet, f"{self.name}_backward").default
+        args = [x[:3, :2].requires_grad_() for x in self.sample(device, dtype)]
+        grad_out = args[0].detach().requires_grad_()
+        last = [True] * self.inputs, [False, *[True] * (self.inputs - 1)]
+        for mask in last if self.inputs > 1 else [None]:
+            torch.library.opcheck(backward, (grad_out, *args, *([] if mask is None else [mask])))
+
+    def test_backward_refuses_what_does_not_fit(self):
+        args, first = [torch.ones(4)] * self.inputs, self.first
+        for grad_out, message in (
+            (torch.ones(3), f"{first} must have the shape of grad_out, (3,), got (4,); expand it first, e.g. with torch.broadcast_tensors"),
+            (torch.ones(4).double(), f"{first} must have the dtype of grad_out, float64, got float32; convert one of them with .to()"),
+        ):  # fmt: skip
+            with pytest.raises(RuntimeError) as caught:
+                self.form("_bw")(grad_out, *args)
+            assert str(caught.value) == f"{self.name}: {message}"
+        with pytest.raises(TypeError, match=r"grad_out must be a torch\.Tensor, got float"):
+            self.form("_bw")(1.0, *args)
+
+    def test_third_derivative(self):
+        args = [x[:2, :3, 0].double().requires_grad_() for x in self.sample()]
+
+        def third(function):
+            y = function(*args).pow(3).sum()
+            for _ in range(3):
+                grads = torch.autograd.grad(y, args, create_graph=True)
+                y = sum(grad.pow(2).sum() for grad in grads)
+            return grads
+
+        assert_close(third(self.form()), third(self.form("_reference")))
+        twice = torch.func.grad(lambda *x: torch.func.grad(self.loss)(*x).pow(2).sum())
+        expected = torch.autograd.grad(
+            torch.autograd.grad(self.loss(*args), args[0], create_graph=True)[0].pow(2).sum(), args
+        )
+        assert_close(twice(*(x.detach() for x in args)), expected[0])
+
+    def loss(self, *args):
+        return self.form()(*args).pow(3).sum()

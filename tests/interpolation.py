@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 
 import loader
@@ -332,6 +333,17 @@ class InterpolationTests:
                 assert (
                     type(caught.value) is kind and str(caught.value) == f"{self.name}: {message}"
                 ), case
+
+    @pytest.mark.parametrize(
+        "case", ["wrong rank", "one corner short", "other N", "points too narrow"]
+    )
+    def test_a_wrong_shape_reads_the_same_without_data(self, case):
+        """What torch.compile and torch.export get; the cure comes with the data."""
+        arguments, kind, message = self.bad_input()[case]
+        operator = getattr(torch.ops.octet, self.name)
+        with FakeTensorMode() as mode, pytest.raises(kind) as caught:
+            operator(*map(mode.from_tensor, arguments))
+        assert f"{self.name}: {message.split(';')[0]}" in str(caught.value)
 
     def test_bad_input_of_the_backward(self):
         feats, points, grad_out = self.sample(4, 2)

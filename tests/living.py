@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import Checkout
+from conftest import Checkout, keep_only
 
 _LOOP = """
 import contextlib, io, json, sys, traceback
@@ -89,10 +89,7 @@ def note_which(living, which: str) -> None:
 def checkout_of(folder: Path, *operators: str) -> Checkout:
     """A checkout with these operators alone."""
     checkout = Checkout(folder)
-    for room in ("ops", "kernels"):
-        for file in (checkout.root / room).glob("*.c*"):
-            if file.name.split(".")[0].removesuffix("_cpu") not in operators:
-                file.unlink()
+    keep_only(checkout.root, *operators)
     return checkout
 
 

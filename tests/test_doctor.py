@@ -22,8 +22,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from loader.jit.tools import checks as c
+from loader.jit.machine import toolchain
 from loader.jit.tools import doctor as d
+from loader.jit.tools.doctor import checkout, compilers, disk, examine, report
+from loader.jit.tools.doctor import context as c
+from loader.jit.tools.doctor.checks import CHECKS as ALL
 
 FACTS = {
     "torch": "2.11.0+cu130",
@@ -33,7 +36,7 @@ FACTS = {
     "setuptools": "81.0.0",
     "flags": ["-gencode=arch=compute_90,code=sm_90"],
 }
-CHECKS = dict(c.CHECKS)
+CHECKS = dict(ALL)
 NVCC_13 = "Cuda compilation tools, release 13.0, V13.0.88"
 KNOWN = "\n".join(f"compute_{n}" for n in (75, 80, 86, 90, 100, 103, 110, 120, 121))
 NO_NAMESPACE = subprocess.run(
@@ -47,15 +50,16 @@ import sys, types
 package = types.ModuleType("loader"); package.__path__ = [{str(ROOT)!r}]
 sys.modules["loader"] = package
 from pathlib import Path
-from loader.jit.tools import checks as c
 from loader.jit.tools import doctor as d
+from loader.jit.tools.doctor import context as c, examine
+from loader.jit.tools.doctor.checks import CHECKS
 facts = {FACTS!r}
 def look(subject, cache, **changes):
-    folder, probe, refusal = d._make_probe(Path(cache))
+    folder, probe, refusal = examine.make_probe(Path(cache))
     context = c.Context(
         Path({str(ROOT)!r}), Path(cache), folder, probe, refusal, "9.0", lambda: facts | changes
     )
-    finding = d._guarded(subject, dict(c.CHECKS)[subject], context)
+    finding = examine.guarded(subject, dict(CHECKS)[subject], context)
     __import__("shutil").rmtree(probe)
     print(*(finding.state, finding.found, finding.cure), sep="|")
 """
@@ -177,7 +181,7 @@ def look(subject: str, context: c.Context, **facts) -> tuple[str, str, str]:
     """State, finding and cure of one check."""
     if facts:
         context = replace(context, facts=lambda: FACTS | facts)
-    finding = d._guarded(subject, CHECKS[subject], context)
+    finding = examine.guarded(subject, CHECKS[subject], context)
     assert (finding.state == "ok") == (finding.cure == "") or "not checked" in finding.found
     return finding.state, finding.found, finding.cure
 
@@ -196,7 +200,7 @@ def ask_torch(path: Path, monkeypatch, name: str, code: str) -> dict:
     (path / name).mkdir(parents=True)
     (path / name / "__init__.py").write_text(code)
     monkeypatch.syspath_prepend(path)
-    return d._ask_torch("9.0")
+    return examine.ask_torch("9.0")
 
 
 # The whole
@@ -249,9 +253,10 @@ def test_the_table_is_as_wide_as_the_terminal_and_leaves_commands_whole(monkeypa
         d.Finding("ninja", "ok", "1.13"),
         d.Finding("C++ compiler", "error", "words " * 40, f"{'cure ' * 30}\n{command}"),
     ]
-    report = d.Report(findings, {})
+    whole = d.Report(findings, {})
     monkeypatch.setenv("COLUMNS", "70")
-    lines = str(report).splitlines()
+    lines = str(whole).splitlines()
+    assert repr(whole) == str(whole)  # at a prompt
     assert lines[0] == "ok       ninja         1.13"
     assert lines[1].startswith("ERROR    C++ compiler  words words")
     assert [line.strip() for line in lines if len(line) > 70] == [command]
@@ -264,7 +269,7 @@ def test_the_table_is_as_wide_as_the_terminal_and_leaves_commands_whole(monkeypa
 
 def test_a_bug_report_names_no_user(monkeypatch):
     monkeypatch.setattr(
-        d.pwd, "getpwuid", lambda _: type("", (), {"pw_dir": "/home/ann", "pw_name": "ann"})
+        report.pwd, "getpwuid", lambda _: type("", (), {"pw_dir": "/home/ann", "pw_name": "ann"})
     )
     found = "/home/ann/x /scratch/ann/y /home/anna/z annotated"
     (finding,) = json.loads(d.Report([d.Finding("disk", "ok", found)], {}).json())["findings"]
@@ -275,7 +280,7 @@ def test_a_check_that_fails_itself_is_a_warning():
     def check(context):
         raise KeyError("oops")
 
-    finding = d._guarded("disk", check, None)
+    finding = examine.guarded("disk", check, None)
     assert finding == d.Finding("disk", "warning", "not checked: KeyError: 'oops'")
 
 
@@ -293,7 +298,7 @@ def test_a_tool_that_hangs_is_ended_with_what_it_started(tool, monkeypatch, cont
 
 def test_python_too_old(monkeypatch, context):
     assert look("Python", context)[0] == "ok"
-    monkeypatch.setattr(d.platform, "python_version", lambda: "3.9.18")
+    monkeypatch.setattr(examine.platform, "python_version", lambda: "3.9.18")
     state, found, _ = look("Python", context)
     assert state == "error" and found.startswith("3.9.18") and "3.10 or newer" in found
 
@@ -460,15 +465,15 @@ look("C++ compiler", {str(tmp_path)!r})"""
 
 def test_flags_of_the_user_that_the_compiler_refuses(monkeypatch, context):
     monkeypatch.setenv("CXXFLAGS", "-fno-such-flag")
-    state, found, _ = c.check_compiler(context)
+    state, found, _ = compilers.check_compiler(context)
     assert state == "error" and "-fno-such-flag" in found
     monkeypatch.setenv("CXXFLAGS", "'-DX")
-    state, found, cure = c.check_settings(context)
+    state, found, cure = checkout.check_settings(context)
     assert (state, cure) == ("error", "$ unset CXXFLAGS") and "CXXFLAGS" in found
 
 
 def test_no_nvcc(monkeypatch, context):
-    monkeypatch.setattr(c, "_cuda_home", lambda: None)
+    monkeypatch.setattr(toolchain, "cuda_home", lambda: None)
     state, found, cure = look("nvcc", context)
     assert (state, found) == ("warning", "not found: only the CPU part is built")
     wheels = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime")
@@ -570,7 +575,7 @@ def test_architectures_that_cannot_be_checked(context):
 
 def test_an_architecture_list_that_torch_refuses(context, monkeypatch):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "sm_90")
-    facts = d._ask_torch("sm_90")
+    facts = examine.ask_torch("sm_90")
     assert facts["torch"] and not facts.get("extension_error")
     state, found, cure = look("architectures", replace(context, architectures="sm_90"), **facts)
     assert state == "error" and "Unknown CUDA arch (sm_90)" in found and "'8.0;9.0+PTX'" in cure
@@ -619,6 +624,9 @@ look("driver", {str(tmp_path)!r})"""
     "name, value, state",
     [
         ("LOADER_BUILD", "sometimes", "error"),
+        ("LOADER_CACHE_LIMIT", "2XB", "error"),
+        ("LOADER_CACHE_LIMIT", "2GiB", "ok"),
+        ("LOADER_CACHE_DIR", ":", "error"),
         ("CXX", 'g++ "', "error"),
         ("MAX_JOBS", "many", "warning"),
         ("MAX_JOBS", "0", "warning"),
@@ -683,8 +691,8 @@ look("disk", {str(tmp_path)!r})"""
 def test_the_type_of_a_file_system_is_named(tmp_path):
     mounts = f"none / ext4 rw 0 0\nserver:/x {tmp_path}/a\\040b nfs4 rw 0 0\n"
     (tmp_path / "a b" / "c").mkdir(parents=True)
-    assert c._file_system(tmp_path / "a b" / "c", mounts) == "nfs4"
-    assert c._file_system(tmp_path, mounts) == "ext4"
+    assert disk.file_system(tmp_path / "a b" / "c", mounts) == "nfs4"
+    assert disk.file_system(tmp_path, mounts) == "ext4"
 
 
 # Rights
@@ -706,7 +714,7 @@ def mine():
 
 
 def look_at_cache(cache: Path) -> tuple[str, str, str]:
-    folder, probe, refusal = d._make_probe(cache)
+    folder, probe, refusal = examine.make_probe(cache)
     context = c.Context(ROOT, cache, folder, probe, refusal, "", lambda: FACTS)
     try:
         if refusal:
@@ -778,10 +786,10 @@ def test_a_parent_that_everybody_can_write(mine):
 
 
 def test_layers_that_are_only_read(mine):
-    assert c.check_layer(mine / "none", None)[0] == "warning"
+    assert disk.check_layer(mine / "none", None)[0] == "warning"
     mine.chmod(0o555)
-    assert c.check_layer(mine, None) == ("ok", f"{mine} is read")
+    assert disk.check_layer(mine, None) == ("ok", f"{mine} is read")
     mine.chmod(0o755)
     (mine / "store").mkdir()
     (mine / "store").chmod(0o777)
-    assert c.check_layer(mine, None)[0] == "error"
+    assert disk.check_layer(mine, None)[0] == "error"

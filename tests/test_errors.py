@@ -9,8 +9,10 @@ import sys
 import time
 
 import pytest
+from conftest import ROOT
 
 from loader.jit.errors.diagnose import explain_failure
+from loader.jit.machine.sources import discover
 
 COMPILERS = {
     "g++": ("a.cpp", ["g++", "-std=c++17", "-fPIC", "-c", "-o", "/dev/null"]),
@@ -285,6 +287,29 @@ def test_a_missing_launcher_is_named_with_the_file_that_should_have_it(
         f"  declared in {checkout}/include/op.h:3",
     ]
     assert lines[3].startswith("  " + fault.format(file)) and len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    "unit, name",
+    [
+        ("hash_grid_encoding", "hash_grid_points_cuda"),
+        ("hash_grid_encoding", "hash_grid_table_cuda"),
+        ("grid_sample", "grid_sample_planes_cpu"),
+        ("apply_lut3d", "apply_lut3d_backward_cuda"),
+        ("square", "square_backward_cpu"),
+    ],
+)
+def test_a_launcher_that_lost_its_definition_is_sent_to_the_file_that_had_it(tmp_path, unit, name):
+    """Operators' launchers are not named after their files alone."""
+    for folder in ("include", "kernels", "ops"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    sources = discover(tmp_path)[unit].sources
+    defines = re.compile(rf"^\w[\w *]*\b{name}\(", re.MULTILINE)
+    (had,) = [s for s in sources if defines.search((tmp_path / s).read_text())]
+    text = (tmp_path / had).read_text()
+    (tmp_path / had).write_text(defines.sub(f"void other_{name}(", text))
+    told = explain_failure(f"x.so: undefined symbol: {name}", tmp_path, sources)
+    assert f"should be defined in {tmp_path / had}, which does not define it" in told
 
 
 @pytest.mark.parametrize("linker", LINKERS)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,10 +13,15 @@ import time
 import pytest
 from conftest import Checkout
 
-from loader.jit.extension import build as inline_build
-from loader.jit.extension import text as inline_text
+from loader.jit.build.workshop import CompileError
+from loader.jit.errors import cxx
+from loader.jit.extension import flags, levels, retry
+from loader.jit.extension.arguments import Extension, Source
+from loader.jit.extension.compilers import Compilers
+from loader.jit.extension.halves import halves
+from loader.jit.extension.names import Names, names_of
 
-INCLUDE = inline_text.torch_include()
+INCLUDE = levels.torch_include()
 
 HELLO = 'HELLO = """\nstd::string hello() {\n  return "Hello World!";\n}\n"""\n'
 SIN_ADD = 'SIN_ADD = """at::Tensor sin_add(at::Tensor x, at::Tensor y) {\n  return x.sin() + y.sin();\n}"""\n'
@@ -338,7 +344,7 @@ def test_arguments_are_those_of_torch():
 
 
 @pytest.mark.parametrize(
-    "flags, expected",
+    "given, expected",
     [
         (("-O3 -g",), ["-O3", "-g"]),
         (("-I/a b/c",), ["-I/a b/c"]),
@@ -347,22 +353,72 @@ def test_arguments_are_those_of_torch():
         (("-gencode arch=compute_90,code=sm_90",), ["-gencode", "arch=compute_90,code=sm_90"]),
     ],
 )
-def test_flags_become_arguments_without_a_shell(flags, expected):
-    assert inline_build.argv(flags) == expected
+def test_flags_become_arguments_without_a_shell(given, expected):
+    assert flags.argv(given) == expected
 
 
-def test_architectures():
-    of = inline_build.architecture_flags
-    assert of("9.0", []) == ["-gencode=arch=compute_90,code=sm_90"]
-    assert of("8.6+PTX;9.0a", [])[0] == "-gencode=arch=compute_86,code=compute_86"
-    assert of("", []) == of("9.0", ["-arch=sm_80"]) == []
-    with pytest.raises(ValueError, match="got 'nine'"):
-        of("nine", [])
+class Captured:
+    """Stands for a workshop and takes down what it is told to compile."""
+
+    ended = False
+
+    def __init__(self, folder):
+        self.folder, self.jobs = folder, []
+
+    def compile(self, jobs):
+        self.jobs += jobs
+        raise CompileError("not compiled")
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_last_way_is_torchs_own(cuda, tmp_path, monkeypatch):
+    """The same command and the same text as torch.utils.cpp_extension gives its compilers."""
+    from torch.utils import cpp_extension
+
+    import loader
+    from loader.jit.machine import toolchain
+
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    tools = toolchain.current.__wrapped__(loader._session.caches[-1])
+    if cuda and not tools.nvcc:
+        pytest.skip("no nvcc")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", tools.cuda_home)
+    monkeypatch.setattr(cpp_extension, "_run_ninja_build", lambda *_, **__: None)
+    theirs: dict = {}
+    monkeypatch.setattr(cpp_extension, "_write_ninja_file", lambda **facts: theirs.update(facts))
+    name, flag = f"own_way_{cuda}", ["-DA=1", "-O2"]
+    more = {"extra_cuda_cflags": flag, "cuda_sources": "int g();"} if cuda else {}
+    (tmp_path / "theirs").mkdir()
+    with pytest.raises((ImportError, OSError)):  # nothing was built
+        cpp_extension.load_inline(
+            name, "int f();", extra_cflags=flag, extra_include_paths=["/a b"],
+            build_directory=str(tmp_path / "theirs"), **more,
+        )  # fmt: skip
+    sources = [Source("cpp_sources.cpp", "int f();", False)]
+    sources += [Source("cuda_sources.cu", "int g();", True)] if cuda else []
+    extension = Extension(
+        name, tuple(sources), None, tuple(flag), tuple(flag), (), ("/a b",),
+        with_cuda=cuda, is_python_module=True, is_standalone=False, implicit_headers=True,
+    )  # fmt: skip
+    shop = Captured(tmp_path / "work" / "m")
+    shop.folder.mkdir(parents=True)
+    compilers = Compilers(extension, tools, shop)
+    way = levels.levels(sources[-1].text, False, True, INCLUDE, cuda)[-1]
+    assert way.name == "full"
+    (compilers.cuda if cuda else compilers.cpp)(
+        sources[-1], way, sources[-1].text, *([] if cuda else [flag])
+    )
+    command, included = [*shop.jobs[0].command], shop.jobs[0].command[-1]
+    assert command[-2] == "-include" and way.prelude == (shop.folder / included).read_text()
+    expected = [w for f in theirs["cuda_cflags" if cuda else "cflags"] for w in shlex.split(f)]
+    assert command[1:-2] == expected
+    file = tmp_path / "theirs" / ("cuda.cu" if cuda else "main.cpp")
+    assert way.prelude + sources[-1].text == file.read_text()
 
 
 def names(text, **more):
     given = {"functions": True, "implicit": True, "torch_include": INCLUDE} | more
-    return [level.name for level in inline_text.levels(text, **given)]
+    return [level.name for level in levels.levels(text, **given)]
 
 
 def test_headers_go_by_what_the_source_uses():
@@ -378,12 +434,15 @@ def test_headers_go_by_what_the_source_uses():
 
 
 def test_a_cuda_source_is_split_only_where_that_is_safe():
-    split = inline_text.halves(SQUARE, "x.cu")
+    split = halves(SQUARE, "x.cu")
     assert "torch" not in split.device and "__global__" in split.device
     assert "__global__" not in split.host and "<<<" not in split.host
     assert "octet_configure(number_of_blocks, threads_per_block)" in split.host
     for unsafe in (
-        SQUARE.replace("__global__ void", "template <class T> __global__ void"),
+        "template <> __global__ void k<int>(int);\n" + SQUARE,
+        "struct S { int a; } shared_once;\n" + SQUARE,
+        "__constant__ float taps[9];\n"
+        + SQUARE.replace("return result;", "use(taps); return result;"),
         SQUARE.replace("__global__ void", "static __global__ void"),
         "namespace n {" + SQUARE + "}",
         "int counter = 0;\n" + SQUARE,
@@ -393,7 +452,7 @@ def test_a_cuda_source_is_split_only_where_that_is_safe():
         SQUARE.replace("square_matrix_kernel<<<", "auto k = 1, square_matrix_kernel<<<"),
         SQUARE.replace("int row", "__shared__ at::Half row; int"),
     ):
-        assert inline_text.halves(unsafe, "x.cu") is None, unsafe
+        assert halves(unsafe, "x.cu") is None, unsafe
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
@@ -454,3 +513,273 @@ for dtype in (torch.float32, torch.float64):
     torch.testing.assert_close(m.sq(x), x * x)
 '''
     passes(shared, code, CUDA_VISIBLE_DEVICES=None)
+
+
+def test_a_template_kernel_gets_the_instances_that_the_host_asks_for():
+    split = halves(TEMPLATE, "x.cu")
+    assert "template <typename T> void k(const T* x, T* y, int n);" in split.host
+    assert "!octet_configure(1, 256) ? (void)0 : k<scalar_t>(" in split.host
+    asked = [
+        "void k<float>(float const*, float*, int)",
+        "void k<c10::Half>(c10::Half const*)",
+        "f()",
+    ]
+    whole = split.with_instances(asked)
+    assert (
+        f"template __global__ {asked[0]};" in whole and "f()" not in whole.partition("instances")[2]
+    )
+    assert "#include <c10/util/Half.h>" in whole
+    for odd in ("void k<main::{lambda(int)#1}>(int)", "void k<at::Tensor>(at::Tensor)"):
+        assert split.with_instances([odd]) is None
+
+
+TEMPLATE = """
+#include <ATen/cuda/CUDAContext.h>
+template <typename T>
+__global__ void k(const T* x, T* y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] * x[i];
+}
+torch::Tensor sq(torch::Tensor x) {
+    auto y = torch::empty_like(x);
+    AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), "sq", [&] {
+        k<scalar_t><<<1, 256>>>(x.data_ptr<scalar_t>(), y.data_ptr<scalar_t>(), x.numel());
+    });
+    return y;
+}
+"""
+NO_MENDING = {
+    "a method": ("at::Tensor f(at::Tensor x) { return x.sinn(); }", "no member named"),
+    "a function": ("at::Tensor f(at::Tensor x) { return torch::zeross({2}); }", "zeross"),
+    "a variable": ("at::Tensor f(at::Tensor x) { return y; }", "'y' was not declared"),
+    "an argument": ('at::Tensor f(at::Tensor x) { return x.sum("a"); }', "no matching function"),
+    "its own function": ("int g(int); int f(int x) { return g(x, \"a\"); }", "too many arguments"),
+    "syntax": ("at::Tensor f(at::Tensor x) { TORCH_CHECK(x.dim()); return x }", "expected ';'"),
+    "a definition": ("int f(int x) { return x; } int f(int x) { return x; }", "redefinition"),
+}  # fmt: skip
+
+
+def test_what_no_larger_header_mends_is_told_after_the_first_try(shared):
+    """One run of a compiler each; without `functions` none, and text alone tells."""
+    code = f"""
+import loader, pathlib
+for name, (text, words) in {NO_MENDING!r}.items():
+    try:
+        loader.load_inline("no_mending", text, functions=["f"])
+    except loader.BuildError as error:
+        said = str(error).replace("\\u2018", "'").replace("\\u2019", "'")
+        assert words in said, (name, said)
+    else:
+        raise AssertionError(name)
+try:
+    loader.load_inline("no_module", "at::Tensor f(at::Tensor x) {{ return x.sin(); }}")
+except loader.BuildError as error:
+    assert "Name the functions to bind in `functions`" in str(error)
+"""
+    before = shared.compiled()
+    passes(shared, code)
+    assert shared.compiled() - before == len(NO_MENDING)
+
+
+CLASHES = [
+    "n",
+    "given",
+    "call",
+    "module",
+    "self",
+    "args",
+    "name",
+    "count",
+    "octet",
+    "entry",
+    "kept",
+    "methods",
+    "definition",
+    "doc",
+]
+
+
+def test_functions_may_have_any_name(shared):
+    """None of the words in the text that binds them stands in a function's way."""
+    text = "\n".join(f"int {name}(int a) {{ return a + {i}; }}" for i, name in enumerate(CLASHES))
+    code = f"""
+import loader
+m = loader.load_inline("clashes", {text!r}, functions={CLASHES!r})
+for i, name in enumerate({CLASHES!r}):
+    assert getattr(m, name)(1) == 1 + i, name
+other = loader.load_inline("clashes_too", "int n(int a) {{ return a + 100; }}", functions=["n"])
+assert (m.n(1), other.n(1)) == (1, 101)
+"""
+    before = shared.compiled()
+    passes(shared, code)
+    assert shared.compiled() - before == 2
+
+
+TRANSITIVE = """
+torch::Tensor f(torch::Tensor x) {
+    std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+    std::optional<double> least = std::numeric_limits<double>::lowest();
+    assert(!sizes.empty());
+    char text[8]; memcpy(text, "abc", 4); uint8_t byte = UINT8_MAX;
+    printf("%s", std::string(text, 0).c_str());
+    c10::ScalarType type = x.scalar_type();
+    std::mt19937 random(0); std::set<int> seen{INT_MAX}; std::chrono::seconds second(1);
+    std::unordered_set<std::string> words{std::to_string(random())};
+    return torch::full(sizes, M_PI, torch::dtype(type)) + *least * 0 + byte * 0.0;
+}
+"""
+
+
+def test_what_torchs_headers_bring_needs_no_include(shared):
+    code = f"""
+import torch, loader
+for name, before in (("transitive", ""), ("transitive_too", "#include <torch/extension.h>\\n")):
+    m = loader.load_inline(name, before + {TRANSITIVE!r}, functions=["f"])
+    torch.testing.assert_close(m.f(torch.ones(2)), torch.full((2,), torch.pi))
+"""
+    before = shared.compiled()
+    passes(shared, code)
+    assert shared.compiled() - before == 2
+
+
+LIMITS = """
+#include <torch/extension.h>
+#include <c10/cuda/CUDAException.h>
+__global__ void k(const float* x, float* y, int n) {
+    float least = FLT_MAX;
+    for (int i = 0; i < n; ++i) { assert(i < INT_MAX); least = fminf(least, x[i]); }
+    if (least == 0) printf("%u", (uint8_t)UINT8_MAX);
+    y[0] = least * float(M_PI);
+}
+torch::Tensor f(torch::Tensor x) {
+    auto y = torch::empty({1}, x.options());
+    k<<<1, 1>>>(x.data_ptr<float>(), y.data_ptr<float>(), x.numel());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return y;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_limits_in_a_kernel_need_no_include(shared):
+    """torch's headers bring <cfloat> by way of thrust, which nvcc alone sees."""
+    code = f"""
+import loader
+loader.load_inline("limits", "torch::Tensor f(torch::Tensor x);", {LIMITS!r}, functions=["f"])
+"""
+    passes(shared, code, TORCH_CUDA_ARCH_LIST="9.0")
+    assert levels_of(shared, "limits") == ["tensor", "kernels", "host tensor"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_template_kernels_are_compiled_without_torchs_headers_in_nvcc(shared):
+    code = f"""
+import loader
+loader.load_inline("sq", "torch::Tensor sq(torch::Tensor x);", {TEMPLATE!r}, functions=["sq"])
+"""
+    passes(shared, code, TORCH_CUDA_ARCH_LIST="9.0")
+    assert levels_of(shared, "sq") == ["tensor", "kernels", "host tensor"]
+    (library,) = (shared.cache / "store").glob("inline.sq-*/library.so")
+    names = subprocess.run(["nm", "-C", library], capture_output=True, text=True, check=True).stdout
+    for type in ("float", "double", "c10::Half"):
+        assert f"void k<{type}>(" in names and f"U void k<{type}>(" not in names
+
+
+def levels_of(checkout, name):
+    (manifest,) = (checkout.cache / "store").glob(f"inline.{name}-*/manifest.json")
+    return json.loads(manifest.read_text())["levels"]
+
+
+def test_damaged_objects_and_headers_of_the_work_folder_are_made_again(shared):
+    """All of them, and the library in the store: what is built then is what was built before."""
+    code = (
+        "import loader, torch\n"
+        f"m = loader.load_inline('spoilt', {SIN_ADD.split('=', 1)[1].strip()!r}.strip('\"'), functions=['sin_add'])\n"
+        "torch.testing.assert_close(m.sin_add(torch.ones(2), torch.zeros(2)), torch.ones(2).sin())\n"
+    )
+    passes(shared, code)
+    (library,) = (shared.cache / "store").glob("inline.spoilt-*/library.so")
+    before, compiled = library.read_bytes(), shared.compiled()
+    (folder,) = (path for path in (shared.cache / "work").glob("inline.spoilt-*") if path.is_dir())
+    spoilt = [path for path in folder.rglob("*") if path.is_file()] + [library]
+    assert {path.suffix for path in spoilt} >= {".o", ".h", ".cpp", ".so"}
+    for path in spoilt:
+        stat, content = path.stat(), path.read_bytes()
+        middle = len(content) // 2
+        path.chmod(0o600)
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    passes(shared, code)
+    assert shared.compiled() == compiled + 1
+    assert library.read_bytes() == before
+
+
+WIDE = Names(frozenset({"TORCH_CHECK", "FLT_MAX"}), frozenset({"zeros", "Slice", "vector"}))
+
+
+@pytest.mark.parametrize(
+    "said, mendable",
+    [
+        ("a.cpp:1:2: error: ‘class at::Tensor’ has no member named ‘sinn’; did you mean ‘sin’?", False),
+        ("a.cpp:1:2: error: no member named 'sinn' in 'at::Tensor'", False),
+        ('a.cu(3): error: class "at::Tensor" has no member "sinn"', False),
+        ("a.cpp:1:2: error: ‘zeross’ is not a member of ‘torch’", False),
+        ("a.cpp:1:2: error: ‘zeros’ is not a member of ‘torch’; did you mean ‘at::zeros’?", True),
+        ('a.cu(3): error: identifier "FLT_MAX" is undefined', True),
+        ('a.cu(3): error #20: identifier "FLT_MIX" is undefined', False),
+        ('a.cu(3): error: namespace "torch" has no member "zeross"', False),
+        ("a.cpp:1:2: error: use of undeclared identifier 'Slice'", True),
+        ("a.cpp:1:2: error: expected ‘;’ before ‘}’ token", False),
+        ("a.cpp:1:2: error: no matching function for call to ‘at::Tensor::sum(const char [2])’", False),
+        ("a.cpp:1:2: error: no matching function for call to ‘at::Tensor::index(int)’", True),
+        ("a.cpp:1:2: error: no matching function for call to ‘g(int)’", False),
+        ("a.cpp:1:2: error: no matching function for call to ‘vector(int)’", True),
+        ("a.cpp:1:2: error: no match for ‘operator<<’ (operand types are ‘int’ and ‘at::Tensor’)", True),
+        ("a.cpp:1:2: error: invalid use of incomplete type ‘struct S’", True),
+        ("/usr/include/x.h:1:2: error: expected ‘;’ before ‘}’ token", True),
+        ("a.cpp:1:2: error: redefinition of ‘int f()’\na.cpp:1:1: note: ‘int f()’ previously defined here", False),
+        ("a.cpp:1:2: error: redefinition of ‘int f()’\nb.h:1:1: note: ‘int f()’ previously defined here", True),
+        ("a.cpp:1:2: error: static assertion failed: octet_binding::Convert lacks this type", True),
+        ("cc1plus: out of memory", True),
+        ("ptxas fatal   : Unresolved extern function 'f'", False),
+    ],
+)  # fmt: skip
+def test_errors_that_larger_headers_may_mend(said, mendable):
+    words = {"f", "x", "TORCH_CHECK"}
+    found = retry.may_need_more(
+        said, ("a.cpp", "a.cu"), words, lambda: WIDE, lambda: {"TORCH_CHECK"}
+    )
+    assert found is mendable
+
+
+def test_syntax_that_a_macro_of_torchs_may_change_is_tried_with_more_headers():
+    said = "a.cpp:1:2: error: expected initializer before ‘f’"
+    assert retry.may_need_more(said, ("a.cpp",), {"TORCH_CHECK"}, lambda: WIDE, set)
+
+
+def test_names_are_those_that_namespaces_declare():
+    text = """
+#define LIMIT 3
+#define GONE 1
+#undef GONE
+namespace a { inline int f(int parameter) { int local = 0; return local; } enum E { first, second };
+template <typename Argument> struct S { int member; }; enum class Scoped { inside };
+constexpr int value = other; extern "C" { void g(); typedef void (*handler)(int); } }
+"""
+    found = names_of(text)
+    assert found.macros == {"LIMIT"}
+    assert {
+        "a",
+        "f",
+        "E",
+        "first",
+        "second",
+        "S",
+        "value",
+        "g",
+        "handler",
+        "Scoped",
+    } <= found.declared
+    hidden = {"parameter", "local", "member", "Argument", "inside", "other", "GONE"}
+    assert not hidden & (found.declared | found.macros)
+    assert "f" in found and not cxx.KEYWORDS & found.declared

@@ -166,8 +166,8 @@ def test_cuda_that_is_not_compiled_is_said_to_be_left_out(living):
     "path, old, new",
     [
         (KERNEL, FORWARD, FORWARD + " void missing(); missing();"),
-        ("ops/square.py", "def _save", "def def _save"),
-        ("ops/square.py", "import torch\n", "import torch, no_such_module\n"),
+        ("ops/square.py", "def square_ref", "def def square_ref"),
+        ("ops/square.py", "import Tensor\n", "import Tensor, no_such_thing\n"),
         (KERNEL, FORWARD, "oops;"),
     ],
 )

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loader.jit.cache import key
+from loader.jit.machine import gpus, toolchain
 from loader.jit.machine import sources as units
-from loader.jit.machine import toolchain
 
 TOOLCHAIN = toolchain.Toolchain(
     cxx="/usr/bin/g++-12 1 2",
@@ -217,14 +217,14 @@ def test_torch_is_named_by_version_and_commit(detect):
 def test_gpus_are_remembered_until_the_next_boot(monkeypatch, tmp_path):
     """The driver is asked once for a set of devices; other devices, and it is asked again."""
     asked = []
-    monkeypatch.setattr(toolchain, "_gpu_capabilities", lambda: asked.append(1) or ["9.0"])
+    monkeypatch.setattr(gpus, "capabilities", lambda: asked.append(1) or ["9.0"])
     file = tmp_path / "cache" / "gpus.json"
     for _ in range(3):
-        assert toolchain._remembered_capabilities(["/dev/null"], file) == "9.0"
+        assert gpus.remembered_capabilities(["/dev/null"], file) == "9.0"
     assert len(asked) == (1 if Path("/proc/sys/kernel/random/boot_id").exists() else 3)
-    toolchain._remembered_capabilities(["/dev/zero"], file)
+    gpus.remembered_capabilities(["/dev/zero"], file)
     file.write_text("{")
-    toolchain._remembered_capabilities(["/dev/zero"], file)
+    gpus.remembered_capabilities(["/dev/zero"], file)
     assert len(asked) >= 3
 
 
@@ -339,3 +339,26 @@ def test_differing_inputs_never_share_a_key_and_equal_ones_always_do(one, two):
 
 def test_the_random_inputs_were_many():
     assert len(SEEN) >= 300
+
+
+def test_an_operator_may_have_a_folder_of_kernels(tmp_path):
+    """Each `.cpp` and `.cu` of it is compiled; headers lie beside them, and are digested too."""
+    for folder in ("ops", "kernels/thing", "include"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "ops/thing.cpp").write_text("")
+    (tmp_path / "kernels/thing/rows_cpu.cpp").write_text('#include "own.h"\n')
+    (tmp_path / "kernels/thing/forward.cu").write_text('#include "own.h"\n')
+    (tmp_path / "kernels/thing/own.h").write_text("")
+    (tmp_path / "kernels/thing.more.cu").write_text("")
+    (tmp_path / "kernels/other").mkdir()
+    (tmp_path / "kernels/other/stray.cpp").write_text("")
+    unit = units.discover(tmp_path)["thing"]
+    assert unit.sources == (
+        "ops/thing.cpp",
+        "kernels/thing/rows_cpu.cpp",
+        "kernels/thing.more.cu",
+        "kernels/thing/forward.cu",
+    )
+    found = units.Sources(tmp_path).closure("kernels/thing/forward.cu")
+    assert [*found] == ["kernels/thing/forward.cu", "kernels/thing/own.h"]
+    assert str(tmp_path / "kernels/thing") in units.source_folders(tmp_path)

@@ -25,8 +25,8 @@ def create(place, monkeypatch):
     """`new.create` in the checkout, without a process."""
     monkeypatch.setattr(new, "HOME", place.root)
 
-    def run(name, folder=None, like="square", public=frozenset({"build"})):
-        return new.create(name, folder, like, public)
+    def run(name, folder=None, like="square", public=frozenset({"build"}), arguments=None):
+        return new.create(name, folder, like, public, arguments)
 
     return run
 
@@ -62,6 +62,59 @@ def test_a_new_operator_passes_its_own_tests(place):
     assert [entry.split("-")[0] for entry in place.entries()] == ["gauss_blur"]
 
 
+def test_any_number_of_arguments(place):
+    """A kernel for all gradients, `output_mask`, tests: it passes them before it is changed."""
+    done = place.command("new", "blend", "--args", "a", "b", "t")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "it computes a * a + b * b + t * t" in done.stdout
+    place.command("new", "halve", "--args", "number")
+    ran = run_its_tests(place, "tests/test_blend.py", "tests/test_halve.py", cwd=place.root)
+    assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout + ran.stderr
+    header = place.root / "include/blend.h"
+    text = header.read_text().replace("a * a + b * b + t * t;", "a + t * (b - a);")
+    assert "{2 * grad_out * a, 2 * grad_out * b, 2 * grad_out * t}" in text
+    header.write_text(
+        text.replace(
+            "{2 * grad_out * a, 2 * grad_out * b, 2 * grad_out * t}",
+            "{grad_out * (1 - t), grad_out * t, grad_out * (b - a)}",
+        )
+    )
+    side = place.root / "ops/blend.py"
+    side.write_text(
+        side.read_text()
+        .replace("return a * a + b * b + t * t", "return torch.lerp(a, b, t)")
+        .replace("from torch import Tensor", "import torch\nfrom torch import Tensor")
+    )
+    code = """
+import loader, torch
+a, b, t = (torch.rand(50, 70, dtype=torch.float64).requires_grad_() for _ in range(3))
+torch.testing.assert_close(loader.blend(a, b, t), torch.lerp(a, b, t))
+few = [x.detach()[:2, :3].requires_grad_() for x in (a, b, t)]
+print(torch.autograd.gradcheck(loader.blend, few), torch.autograd.gradgradcheck(loader.blend, few))
+"""
+    done = place.run(code, LOADER_BUILD="lazy")
+    assert done.stdout == "True True\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--args takes 1 to 15 names, got 0"),
+        ([f"x{i}" for i in range(16)], "--args takes 1 to 15 names, got 16"),
+        (["A"], "--args takes names in lower case, such as a b t; got 'A'"),
+        (["a", "for"], "'for' is a word of a language"),
+        (["int"], "'int' is a word of a language"),
+        (["a", "b", "a"], "'a' has a meaning already"),
+        (["grad_out"], "'grad_out' has a meaning already"),
+        (["blend2"], "'blend2' has a meaning already"),
+    ],
+)
+def test_arguments_that_will_not_do_are_refused(create, tmp_path, arguments, message):
+    with pytest.raises(ValueError) as caught:
+        create("blend2", tmp_path / "outside", arguments=arguments)
+    assert message in str(caught.value) and not (tmp_path / "outside").exists()
+
+
 def test_outside_of_the_checkout_too(place, create, monkeypatch):
     """With the test's own Library, from any folder, and a path that no shell would like."""
     folder = place.root.parent / "it's mine"
@@ -76,6 +129,7 @@ def test_what_is_made_is_formatted(create, place, tmp_path):
     """`make check` has nothing to say, unless a long name makes lines too long."""
     create("apple", tmp_path)
     create("plum", tmp_path, like="add2")
+    create("pear", tmp_path, arguments=["a", "b", "t"])
     sources = [*tmp_path.rglob("*.cpp"), *tmp_path.rglob("*.cu"), *tmp_path.rglob("*.h")]
     shutil.copy(ROOT / ".clang-format", tmp_path)
     for command in (
@@ -111,8 +165,8 @@ def test_what_is_made_is_formatted(create, place, tmp_path):
         ("build", "loader.build is something else already"),
         ("ops", "loader.ops is something else already"),
         ("half", "has a meaning in include/common.h"),
-        ("launch", "has a meaning in include/glue.h"),
-        ("std", "has a meaning in include/glue.h"),
+        ("launch", "has a meaning in include/torch/glue.h"),
+        ("std", "has a meaning in include/torch/glue.h"),
         ("exp", "is a function of C's own"),
         ("read", "is a function of C's own"),
     ],

@@ -19,6 +19,7 @@ from loader.jit.cache import prune as cache
 from loader.jit.cache.store import Store
 from loader.jit.errors import BuildError
 from loader.jit.machine import settings
+from loader.jit.tools import cli
 
 USE = "import torch, loader; assert loader.square(torch.ones(3) * 3).tolist() == [9.0] * 3"
 
@@ -113,6 +114,7 @@ def test_a_store_of_somebody_else_is_refused(store, library):
         store.verified("square", digest)
 
 
+@pytest.mark.usefixtures("built")
 def test_a_library_for_another_machine_is_built_again(checkout):
     """Its digest is right, as in a cache copied from there, but it does not load."""
     assert checkout.run(USE).returncode == 0
@@ -142,6 +144,7 @@ def test_what_a_killed_publisher_left_is_no_entry(store, library):
     assert not left.exists()
 
 
+@pytest.mark.usefixtures("built")
 def test_layers_are_read_in_order_and_the_last_is_written(checkout, tmp_path):
     """As in an image: a layer for reading only, made elsewhere, and a folder of the user's own."""
     assert checkout.run(USE).returncode == 0
@@ -188,6 +191,7 @@ def test_a_prebuilt_store_serves_machines_without_compilers(checkout, tmp_path):
     assert "no C++ compiler" in other.stderr
 
 
+@pytest.mark.usefixtures("built")
 def test_code_for_this_cpu_does_not_serve_another(checkout, tmp_path):
     """/proc/cpuinfo tells them apart."""
     assert checkout.run(USE).returncode == 0
@@ -233,6 +237,7 @@ def test_prune_removes_what_was_not_used_for_longest_but_nothing_in_use(store, l
     assert not [*store.entries()]
 
 
+@pytest.mark.usefixtures("built")
 def test_a_process_that_uses_an_operator_keeps_it(checkout):
     """`cache --clear` in another process leaves it, and says so."""
     code = (
@@ -256,6 +261,45 @@ def test_a_process_that_uses_an_operator_keeps_it(checkout):
     assert checkout.command("cache", "--clear").returncode == 0 and not checkout.entries()
 
 
+@pytest.fixture
+def filled(tmp_path, monkeypatch, store, library):
+    """A store with one library that was last used two days ago, as the commands see it."""
+    monkeypatch.setenv("LOADER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("LOADER_BUILD", "lazy")  # which the commands would set for good
+    entry, _ = publish(store, library)
+    os.utime(entry / "manifest.json", (time.time() - 2 * 86400,) * 2)
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("words", "stays"),
+    [
+        (["--max-size", "0"], False),
+        (["--max-size", "1GB"], True),
+        (["--max-age", "1d"], False),
+        (["--max-age", "3d"], True),
+        (["--max-age", "3d", "--max-size", "0"], False),
+        (["--prune"], True),
+        (["--prune", "--max-age", "1d"], False),
+        (["--clear", "--max-age", "3d"], False),
+    ],
+)
+def test_the_cache_command_makes_room(words, stays, filled, capsys):
+    assert cli.main(["cache", *words]) == 0
+    assert capsys.readouterr().out.startswith(f"removed {0 if stays else 1} (")
+    assert filled.exists() == stays
+
+
+@pytest.mark.parametrize("first", [[], ["--prune"], ["--clear"]])
+@pytest.mark.parametrize("word", ["--max-size", "--max-age"])
+@pytest.mark.parametrize("text", ["5x", ""])
+def test_the_cache_command_refuses_what_is_no_size_or_age(first, word, text, filled, capsys):
+    assert cli.main(["cache", *first, word, text]) == 1
+    assert f"loader: {word} must be a" in capsys.readouterr().err
+    assert filled.exists()
+
+
+@pytest.mark.usefixtures("built")
 def test_a_build_keeps_the_cache_below_its_limit(checkout):
     """The new library stays; those not used for longest go, and a line says so."""
     assert checkout.run(USE).returncode == 0

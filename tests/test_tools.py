@@ -12,6 +12,7 @@ import loader
 from loader.jit.tools import cli, exercise, profile
 
 SAMPLES = """
+import torch
 
 def samples(device):
     x = torch.linspace(-1, 1, 1001, device=device)
@@ -86,7 +87,7 @@ def test_profile_shows_the_operator_s_own_kernels(tool, capsys):
     assert first[first.index("--profile-from-start") + 1] == "off"
     sections = [first[i + 1] for i, word in enumerate(first) if word == "--section"]
     assert sections == [*profile.SECTIONS]
-    assert json.loads(first[-1])["name"] == "square" and first[-4] == sys.executable
+    assert json.loads(first[-1])[-1] == ["square", None, "profile"] and sys.executable in first
 
 
 def test_profile_keeps_the_report(tool, capsys, tmp_path):
@@ -218,7 +219,7 @@ assert done.returncode == 1 and "GPU" in done.stderr, done.stderr
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("fault", ["", "q.out = static_cast<char*>(q.out) + 4096;"])
+@pytest.mark.parametrize("fault", ["", "q.out[0] = static_cast<char*>(q.out[0]) + 4096;"])
 def test_a_planted_fault_is_found(checkout, fault):
     """For real, where there is a GPU."""
     if not shutil.which("compute-sanitizer", path=f"{os.environ['PATH']}:/usr/local/cuda/bin"):

@@ -55,6 +55,7 @@ def sources(cuda: bool) -> list[Path]:
             files = (ROOT / "kernels" / f"{stem}.{kind}" for kind in kinds)
             found += [file for file in files if file.exists()]
         found += sorted((ROOT / "kernels").glob(f"{name}.*.cu")) if cuda else []
+        found += [f for kind in kinds for f in sorted((ROOT / "kernels" / name).glob(f"*.{kind}"))]
     return found
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from ..machine.sources import HOME, Sources, include_folders, listed
+from ..machine import settings
+from ..machine.sources import HOME, Sources, include_folders, listed, source_folders
 from ..machine.toolchain import Toolchain
 
 NAME = "compile_commands.json"
@@ -21,7 +22,12 @@ _ARCHITECTURE = "8.0"  # where the machine names none: one that each clang since
 
 
 def write(root: Path, toolchain: Toolchain) -> None:
-    """Bring the file of this folder up to date; a folder that cannot be written has none."""
+    """Bring the file of this folder up to date; a folder that cannot be written has none.
+
+    Nor has an installed copy, where whoever uninstalls it would leave the file behind.
+    """
+    if root == HOME and not settings.is_checkout(root):
+        return
     file = root / NAME
     text = json.dumps(commands(root, toolchain), indent=1) + "\n"
     with contextlib.suppress(OSError):
@@ -40,7 +46,8 @@ def commands(root: Path, toolchain: Toolchain) -> list[dict]:
 
     Left to itself clangd would parse a header of C++ as CUDA where a `.cu` has the nearest name.
     """
-    sources = [f"{room}/{file}" for room in ("ops", "kernels") for file in listed(root / room)]
+    found = [f"{folder}/{file}" for folder in source_folders(root) for file in listed(folder)]
+    sources = [os.path.relpath(path, root) for path in found]
     reached = Sources(root, toolchain.header_folders)
     entries: dict[str, list[str]] = {}
     for suffix in (".cpp", ".cu"):

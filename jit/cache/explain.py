@@ -1,14 +1,9 @@
 """Why a unit was built: the difference between two manifests, in words."""
 
-import sys
-import time
+from typing import Any
 
-from ..errors.table import Table, duration
 from ..machine.sources import Unit
 from .store import Store
-
-# Why a unit is built although the store may have it: that has its library, without the objects.
-FOR_EDIT = "its objects are needed, for edits in a running session"
 
 _TOLD = {
     "cxx": "C++ compiler",
@@ -25,7 +20,7 @@ _TOLD = {
 
 
 def differences(before: dict, after: dict) -> list[str]:
-    """What changed from one manifest to another, a line each; empty where they are equal."""
+    """Return what changed from one manifest to another, a line each; none where they are equal."""
     lines = []
     old, new = before["files"], after["files"]
     for path in sorted({*old, *new}):
@@ -43,7 +38,7 @@ def differences(before: dict, after: dict) -> list[str]:
     return lines
 
 
-def _change(fact: str, before, after) -> str:
+def _change(fact: str, before: Any, after: Any) -> str:
     if isinstance(before or after, list):
         old, new = before or [], after or []
         changes = [f"without {x}" for x in old if x not in new]
@@ -61,7 +56,7 @@ def _change(fact: str, before, after) -> str:
 
 
 def why_built(store: Store, unit: Unit, inputs: dict) -> list[str]:
-    """What is new in `inputs` since the build of this unit that was used last."""
+    """Return what is new in `inputs` since the build of this unit that was used last."""
     builds = [
         (
             recorded.get("root") == str(unit.root),
@@ -74,36 +69,3 @@ def why_built(store: Store, unit: Unit, inputs: dict) -> list[str]:
         return ["the first build of it in this cache"]
     *_, last = max(builds, key=lambda build: build[:2])
     return differences(last["inputs"], inputs) or ["its library was missing or damaged"]
-
-
-def explanation(session, names: list[str]) -> Table:
-    """For each unit: whether it is in the store, when it was built there, and why."""
-    table = Table("Why each operator was built", ("operator", "state", "why"))
-    edits = _edits()
-    inputs = session.manifests(names)
-    for name in names:
-        recorded = session.store.manifest(name, session.lookup(name, inputs[name]) or "")
-        if recorded:
-            seconds = sum(recorded.get("seconds", {}).values())
-            ago = duration(time.time() - recorded.get("made", 0))
-            state, why = f"built {ago} ago in {seconds:.1f} s", recorded.get("why", [])
-        else:
-            state, why = (
-                "not built yet",
-                why_built(session.store, session.units[name], inputs[name]),
-            )
-        first, *rest = why or ["not recorded"]
-        table.rows.append((name, state, first))
-        table.rows += [("", "", line) for line in rest]
-        for edit in (edit for edit in edits if edit.unit == name):
-            when = time.strftime("%H:%M:%S", time.localtime(edit.when))
-            headline, *more = str(edit).split("\n")
-            table.rows.append(("", f"{when} in this session", headline))
-            table.rows += [("", "", line) for line in more]
-    return table
-
-
-def _edits() -> list:
-    """The edits that this process has taken in or refused."""
-    reload = sys.modules.get("loader.jit.live.reload")
-    return reload.history() if reload else []

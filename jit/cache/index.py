@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..machine.sources import include_folders, listed
+from ..machine import files
+from ..machine.sources import listed, source_folders
 from ..machine.toolchain import Toolchain
 
 
@@ -39,7 +40,7 @@ class Index:
         return None
 
     def _are_there(self, keys: dict[str, str]) -> bool:
-        """Whether all these have entries, at the cost of a listing a layer."""
+        """True if all these have entries; costs a listing a layer."""
         wanted = {f"{unit}-{key}" for unit, key in keys.items()}
         for layer in self._layers:
             try:
@@ -54,9 +55,7 @@ class Index:
             seen, newest = self._look(paths)
             if not self._usable or newest > time.time() - 2:
                 return
-            draft = self._file.with_name(f"{self._file.name}-{os.getpid()}")
-            draft.write_text(json.dumps({"seen": seen, "paths": paths, "keys": keys}))
-            os.replace(draft, self._file)
+            files.write(self._file, json.dumps({"seen": seen, "paths": paths, "keys": keys}))
         except OSError:
             pass  # a read-only cache: the next import digests the sources again
 
@@ -66,8 +65,8 @@ class Index:
         The folders' own names count too: a new file may be another operator, or hide a header.
         """
         facts, newest = [self._toolchain], 0.0
-        for folder in ("ops", "kernels", *include_folders(self._root)):
-            facts += listed(os.path.join(self._root, folder))
+        for folder in source_folders(self._root):
+            facts += listed(folder)
         for path in paths:
             stat = os.stat(os.path.join(self._root, path))
             facts.append(

@@ -9,7 +9,7 @@ from ..machine.sources import Sources, Unit
 from ..machine.toolchain import NATIVE, Toolchain
 
 # Raise when the layout of a store entry, or the way a library is made, changes.
-FORMAT = 2
+FORMAT = 3
 
 
 def manifest(unit: Unit, toolchain: Toolchain, sources: Sources) -> dict:
@@ -38,7 +38,7 @@ def key(manifest: dict) -> str:
 
 
 def serves(stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources) -> bool:
-    """Whether the build that `stored` is the manifest of will do where its key is not quite ours.
+    """True if the build that `stored` is the manifest of will do, though its key is not quite ours.
 
     It may be for more architectures than there are here. Where there is no compiler, nobody can
     tell which one it would be, and code for any CPU will do; likewise nvcc.
@@ -58,7 +58,7 @@ def serves(stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources) -> 
 
 
 def _covers(made: str, wanted: str, without_nvcc: bool) -> bool:
-    """Whether code for the architectures `made` runs on all those `wanted`, e.g. "8.0;9.0".
+    """True if code for the architectures `made` runs on all those `wanted`, e.g. "8.0;9.0".
 
     A GPU runs code made for a lower minor version too, which will do where there is no nvcc.
     """

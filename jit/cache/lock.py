@@ -30,25 +30,25 @@ class FileLock:
         self.descriptor = descriptor
 
     def take(self, wait: bool = False) -> bool:
-        """Get the lock, at once unless told to wait; whether it is held now."""
+        """Get the lock, at once unless told to wait; True if it is held now."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             return False
         except OSError as error:
             if error.errno in _NO_LOCKS:
-                raise _no_locks(self.path.parent, error.strerror) from None
+                raise _no_locks(self.path.parent, str(error.strerror)) from None
             raise
         return True
 
-    def note(self, **facts) -> None:
+    def note(self, **facts: object) -> None:
         """Write down what those who wait may want to know."""
         text = json.dumps({"host": socket.gethostname(), "since": time.time(), **facts}).encode()
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, text, 0)
 
     def read(self) -> dict:
-        """What the last holder noted; empty where it had not come to that."""
+        """Return what the last holder noted; empty where it had not come to that."""
         try:
             noted = json.loads(os.pread(self.descriptor, 1 << 16, 0))
             return noted if isinstance(noted, dict) else {}
@@ -73,8 +73,8 @@ class FileLock:
 def gate(folder: Path) -> Iterator[None]:
     """Held for the moment in which a process takes all the locks that it can get.
 
-    Without it processes that start together would share the units out among them, and each would
-    import torch to build one. Says so where locks do not lock, as in some network folders.
+    Without it processes that start together would share the units out among them, and compile on
+    more cores than there are. Says so where locks do not lock, as in some network folders.
     """
     door = FileLock(folder / ".gate")
     door.take(wait=True)

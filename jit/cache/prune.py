@@ -51,7 +51,7 @@ def items(store: Store) -> list[Item]:
 
 
 def listing(store: Store) -> Table:
-    """What `python -m loader cache` prints."""
+    """Return the table that `python -m loader cache` prints."""
     all_items, now = items(store), time.time()
     total = bytes_text(sum(item.size for item in all_items))
     folders = os.pathsep.join(str(layer.parent) for layer in store.layers)
@@ -99,7 +99,7 @@ def tidy(store: Store) -> None:
     """Remove what killed processes left behind."""
     cache = store.path.parent
     left = [*store.path.glob(".staging-*"), *store.path.glob(".damaged-*")]
-    left += [*cache.glob("work/abandoned-*"), *cache.glob("*/.probe-*")]
+    left += [*cache.glob("work/abandoned-*"), *cache.glob("*/.probe-*"), *cache.glob("*/.draft-*")]
     for path in left:
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > _LEFTOVER:
@@ -116,7 +116,7 @@ def _size(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _alone(item: Item) -> Iterator[bool]:
-    """Whether nobody uses an item, and nobody can begin to while this is held."""
+    """Give True if nobody uses an item; nobody can begin to while this is held."""
     path = item.path / LIBRARY if item.kind == "library" else Path(f"{item.path}.lock")
     flags = os.O_RDONLY if item.kind == "library" else os.O_RDWR | os.O_CREAT
     descriptor = None

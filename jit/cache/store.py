@@ -43,7 +43,7 @@ class Store:
         self.path = self.layers[-1]
 
     def has(self, unit: str, key: str) -> bool:
-        """Whether there is such an entry; its library may still prove damaged."""
+        """True if there is such an entry; its library may still prove damaged."""
         return any(os.path.exists(layer / f"{unit}-{key}" / MANIFEST) for layer in self.layers)
 
     def entries(self, unit: str = "") -> Iterator[tuple[Path, dict]]:
@@ -105,7 +105,7 @@ class Store:
             return None
         return descriptor
 
-    def publish(self, library: Path, inputs: dict, **facts) -> Path:
+    def publish(self, library: Path, inputs: dict, **facts: object) -> Path:
         """Make a finished library visible in one step; the first builder of a key wins.
 
         `facts` are kept beside what made it. A crash inside leaves a staging folder, which nobody
@@ -146,7 +146,7 @@ class Store:
 
 
 def _manifest(entry: Path) -> dict:
-    """What is recorded of an entry; ValueError where that is not what made this key."""
+    """Return what is recorded of an entry; ValueError where that is not what made this key."""
     handle = os.open(entry / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(handle, encoding="utf-8") as file:
         recorded = json.load(file)
@@ -166,8 +166,8 @@ def make_private(folder: Path) -> None:
 
 
 def cannot_write(folder: Path, error: OSError) -> BuildError:
-    """What to say where the cache cannot be written."""
-    cure = DISK.get(error.errno, "")
+    """Return the error of a cache that cannot be written."""
+    cure = DISK.get(error.errno or 0, "")
     return BuildError(
         f"the build cache {folder} cannot be written: {error.strerror}; {cure}"
         "set LOADER_CACHE_DIR to a folder of yours on a disk that can be written"

@@ -1,4 +1,11 @@
-"""The exception of a failed build, and what a misspelt name gets."""
+"""The words for a failed build and for a misspelt name, and the tables that loader prints.
+
+Doors: `BuildError` and `no_attribute` of this file, `diagnose` (what a build's output comes down
+to), `symbols` (what linkers say), `literal` (where a string stands in the user's file), `cxx`
+(a lexer of C++), `table`.
+
+Imports no other room.
+"""
 
 from collections.abc import Collection
 
@@ -21,7 +28,7 @@ class BuildError(RuntimeError):
         return [f"BuildError: {self}"]
 
 
-def no_attribute(where: str, name: str, known: Collection[str], owner) -> AttributeError:
+def no_attribute(where: str, name: str, known: Collection[str], owner: object) -> AttributeError:
     """The error of a name that is none of those `known`, with the nearest of them."""
     import difflib
 

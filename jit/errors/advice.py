@@ -1,4 +1,4 @@
-"""What to do about failures that have a known cure: tables of what is printed and what to say.
+"""Known cures of failures: tables of what is printed and what to say.
 
 A row is a pattern to be found in a line, in one or more lines that end in |, and below it the
 advice, which may use the pattern's group as {what}. The first row that matches counts.
@@ -13,7 +13,7 @@ def _table(text: str) -> list[tuple[re.Pattern, str]]:
 
 
 def advice(table: list[tuple[re.Pattern, str]], line: str) -> str | None:
-    """What the table says about a line of output."""
+    """Return what the table says about a line of output."""
     for pattern, text in table:
         if match := pattern.search(line):
             return text.format(**match.groupdict())

@@ -1,4 +1,4 @@
-"""What a failed build's output comes down to: the few lines that a person can act on.
+"""A failed build's output in short: the few lines that a person can act on.
 
 Looked at in this order: the machine (disk, memory, toolkit), since it makes all else fail; what
 compilers say; what linkers and dlopen say (symbols.py); at last, the last lines.
@@ -11,11 +11,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from .advice import ERRORS, MACHINE, advice
-from .symbols import demangled, explain_symbols, source_text
+from .cxx import demangled
+from .symbols import explain_symbols, source_text
 
 _WINDOW = 500_000  # characters looked at, from the first sign of an error on
-_SIGNS = (": error", "): error", "fatal", "rror  ", "ndefined ", "illed", "No space left")
-_SIGNS += ("not found", "cannot ", "unable to", "collect2", "compiler error")
+_SIGNS = (
+    *(": error", "): error", "fatal", "rror  ", "ndefined ", "illed", "No space left"),
+    *("not found", "cannot ", "unable to", "collect2", "compiler error"),
+)
 
 # `file:12:5: error: text` of g++ and clang, `file(12): error #20-D: text` of nvcc.
 _DIAGNOSTIC = re.compile(
@@ -97,7 +100,7 @@ def _lines(output: str) -> list[str]:
 
 
 def _tells_of_the_machine(line: str) -> bool:
-    """Whether this is no quotation, nor an error that concerns a source alone."""
+    """True if this is no quotation, nor an error that concerns a source alone."""
     if line.startswith((" ", "\t", "[")):
         return False
     match = _DIAGNOSTIC.match(line)
@@ -108,7 +111,8 @@ def _compile_errors(lines: list[str]) -> tuple[list[_Error], list[str]]:
     """The compilers' errors, each once, failed static_asserts first; those that have no place."""
     errors: list[_Error] = []
     tools: dict[str, None] = {}
-    current, before = None, []
+    current: _Error | None = None
+    before: list[str] = []
     for line in lines:
         match = _DIAGNOSTIC.match(line) if ": " in line else None
         if match and "rror" in match["kind"]:
@@ -134,7 +138,7 @@ def _compile_errors(lines: list[str]) -> tuple[list[_Error], list[str]]:
 
 
 def _key(error: _Error) -> tuple:
-    """What makes an error the same as another: a use of a template is shown with its first only."""
+    """Return what makes two errors the same: a use of a template is shown with its first only."""
     match, step = error.match, _cause(error)
     at = step.groupdict() if step else match.groupdict()
     return at["file"], at["line"] or at.get("at"), None if step else match["text"]

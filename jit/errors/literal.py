@@ -25,7 +25,7 @@ def locate_in(source: str, file: str) -> tuple[str, int] | None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             lines = node.value.count("\n")
             same = source in (node.value, textwrap.dedent(node.value), node.value.strip())
-            if same and lines and lines == node.end_lineno - node.lineno:
+            if same and lines and lines == (node.end_lineno or 0) - node.lineno:
                 stripped = source == node.value.strip() and source != node.value
                 skipped = len(node.value) - len(node.value.lstrip()) if stripped else 0
                 return label(file), node.lineno + node.value[:skipped].count("\n")

@@ -1,13 +1,12 @@
-"""What linkers and dlopen say, told in terms of the checkout: which symbol, and whose it is."""
+"""The words of linkers and dlopen, told in terms of the checkout: which symbol, and whose it is."""
 
 import os
 import re
-import shutil
-import subprocess
 from itertools import takewhile
 from pathlib import Path
 
 from .advice import LIBRARIES, OWNERS, advice
+from .cxx import STATEMENTS, demangled
 
 _UNDEFINED = re.compile(
     r".*?(?:undefined reference to |hidden symbol (?=.*(?:isn't|not) defined)"
@@ -19,13 +18,14 @@ _TWICE = re.compile(
     r".*?(?:multiple definition of [`'](?P<quoted>.+?)'|duplicate symbol: (?P<bare>.+))",
     re.IGNORECASE,
 )
+_STATEMENT = f"(?:{'|'.join(sorted(STATEMENTS))})"
 _MORE = re.compile(r">>> |.*: previous definition here")  # of the same error
 
 
 def explain_symbols(
     lines: list[str], root: Path, sources: tuple[str, ...], most: int
 ) -> tuple[list[str], int]:
-    """The first `most` errors of a linker or of dlopen, with their cure; how many there are."""
+    """Return the first `most` errors of a linker or dlopen with their cures; how many there are."""
     undefined: dict[str, list[str]] = {}  # symbols with what the linker says of each
     twice: dict[str, list[str]] = {}
     told: dict[str, list[str]] = {}  # advice with the line it is for
@@ -51,22 +51,8 @@ def explain_symbols(
     return shown[:most], len(undefined) + len(twice) + len(told)
 
 
-def demangled(text: str) -> str:
-    """`text` with its symbols as C++ spells them, where c++filt is there to tell."""
-    filt = shutil.which("c++filt") if "_Z" in text else None
-    if filt is None:
-        return text
-    try:
-        done = subprocess.run(
-            [filt], input=text, capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return text
-    return done.stdout
-
-
 def source_text(file: str | Path) -> str:
-    """A source's text; "" for what is none: a compiler's output may name a device or a pipe."""
+    """Return a source's text; "" for what is none: an output may name a device or a pipe."""
     try:
         if os.path.isfile(file) and 0 < os.path.getsize(file) < 5_000_000:
             with open(file, encoding="utf-8", errors="replace") as source:
@@ -77,16 +63,15 @@ def source_text(file: str | Path) -> str:
 
 
 def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: list[Path]) -> str:
-    """Who uses an undefined symbol, who declares it, and which file should define it."""
+    """Say who uses an undefined symbol, who declares it, and which file should define it."""
     name = _identifier(symbol)
     used = [f"used in {place}" for place in _find(name, "use", of_the_unit)[:1]]
     shown = [f"undefined symbol: {symbol}", *(f"  {said}" for said in used or words)]
-    headers = sorted((root / "include").glob("*.[hc]*"))
-    declared = _find(name, "declaration", headers)[:1]
+    declared = _find(name, "declaration", _files(root, "include"))[:1]
     shown += [f"  declared in {place}" for place in declared]
-    kernels = sorted([*(root / "kernels").glob("*.c*"), *(root / "ops").glob("*.c*")])
-    defined = _find(name, "definition", [*of_the_unit, *kernels])[:1]
-    home = _home(name, declared[0] if declared else "", root)
+    sources = [*of_the_unit, *_files(root, "kernels"), *_files(root, "ops")]
+    defined = _find(name, "definition", sources)[:1]
+    home = _home(name, declared[0] if declared else "", root, of_the_unit)
     owner = advice(OWNERS, symbol.split("(", maxsplit=1)[0])
     if owner and not declared:
         shown.append(f"  {owner}")
@@ -113,33 +98,47 @@ def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: l
 
 
 def _explain_twice(symbol: str, words: list[str], root: Path, of_the_unit: list[Path]) -> str:
-    """Which files define a symbol that only one may define."""
-    files = [*of_the_unit, *sorted((root / "include").glob("*.[hc]*"))]
+    """Say which files define a symbol that only one may define."""
+    files = [*of_the_unit, *_files(root, "include")]
     found = _find(_identifier(symbol), "definition", files)
     places = ["in " + " and in ".join(found)] if len(found) > 1 else words
     cure = "keep one of them; in a header make it `inline`, in a single file `static`"
     return "\n  ".join([f"defined twice: {symbol}", *places, cure])
 
 
-def _home(name: str, declared: str, root: Path) -> Path | None:
-    """Where a launcher belongs: X.h declares X_cuda, X_backward_cuda of kernels/X.cu."""
-    for suffix, file in (("_cuda", "{}.cu"), ("_cpu", "{}_cpu.cpp")):
-        if name.endswith(suffix):
-            stem = Path(declared.rsplit(":", 1)[0]).stem
-            if not stem or not name.startswith(stem):
-                stem = name.removesuffix(suffix).removesuffix("_backward")
-            return root / "kernels" / file.format(stem)
-    return None
+def _home(name: str, declared: str, root: Path, of_the_unit: list[Path]) -> Path | None:
+    """Return the file where a launcher belongs: of the unit's kernels the one that is named most
+    like it, and then the one that defines what is declared beside it and has the nearest name.
+
+    None for what is no launcher.
+    """
+    ending = {"cuda": ".cu", "cpu": ".cpp"}.get(name.rpartition("_")[2])
+    kernels = [file for file in of_the_unit if root / "kernels" in file.parents]
+    beside = re.findall(r"\b(\w+_(?:cuda|cpu))\(", source_text(declared.rsplit(":", 1)[0]))
+    words = {*name.split("_")}
+
+    def likeness(file: Path) -> tuple[float, ...]:
+        called = {*re.split(r"[\W_]", str(file.relative_to(root / "kernels").with_suffix("")))}
+        defined = [{*other.split("_")} for other in beside if _find(other, "definition", [file])]
+        near = max((len(words & other) / len(words | other) for other in defined), default=0)
+        return len(words & called), near, -len(called)
+
+    return max((f for f in kernels if f.suffix == ending), key=likeness, default=None)
+
+
+def _files(root: Path, folder: str) -> list[Path]:
+    """Return the sources and headers below a folder of the checkout."""
+    return sorted((root / folder).rglob("*.[hc]*"))
 
 
 def _identifier(symbol: str) -> str:
-    """The name that a symbol has in the sources, e.g. `launch` of `void n::launch<float>(int)`."""
+    """Return a symbol's name in the sources, e.g. `launch` of `void n::launch<float>(int)`."""
     found = re.search(r"([A-Za-z_]\w*)(?:<[^()]*>)?\(", symbol) or re.search(r"(\w+)\W*$", symbol)
     return found[1] if found else symbol
 
 
 def _find(name: str, kind: str, files: list[Path]) -> list[str]:
-    """Where these files use, declare or define a name, as `file:line`; told by looks alone."""
+    """Return where files use, declare or define a name, as `file:line`; told by looks alone."""
     found: dict[str, None] = {}
     for file in files:
         text = source_text(file)
@@ -148,7 +147,7 @@ def _find(name: str, kind: str, files: list[Path]) -> list[str]:
             before = re.sub(r"__attribute__ *\(\(.*?\){2,}", "", text[start : match.start()])
             if "//" in before or re.match(r"\s*[*#]", before):
                 continue
-            typed = re.match(r"\s*(?!return |else |throw )[A-Za-z_][^=;()]*[\s*&>:]$", before)
+            typed = re.match(rf"\s*(?!{_STATEMENT} )[A-Za-z_][^=;()]*[\s*&>:]$", before)
             follows = text[match.end() : match.end() + 2000]
             body = re.match(r"\s*\([^;{}]*\)[^;{}()]*\{", follows)
             looks = "definition" if body else "declaration"

@@ -12,7 +12,7 @@ class Table:
         self.rows: list[Sequence[str]] = []
 
     def __repr__(self) -> str:
-        """What a terminal shows."""
+        """Return the text that a terminal shows."""
         lines = [self.columns, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
@@ -26,7 +26,7 @@ class Table:
         return "\n".join([self.title, *map(line, lines)])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
 
         def row(tag: str, cells: Sequence[str]) -> str:
             return (

@@ -4,7 +4,7 @@ import linecache
 import re
 
 from ..errors.literal import label
-from .load import Extension
+from .arguments import Extension
 
 _SHOWN = re.compile(r"^(?P<file>(?:cpp|cuda)_sources\.(?:cpp|cu)):(?P<line>\d+)")
 _GUTTER = re.compile(r"^ *(?P<line>\d+) \|")

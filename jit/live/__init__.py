@@ -1,4 +1,7 @@
-"""Edits in a running process: found, built, tried, put in place, or refused.
+"""Edits in a running process: found, built, tried in another process, put in place or refused.
 
-Imports `operators` and all that this one imports; `source` for the notebook's `%%cuda`.
+Doors: `reload` (`loader.reload`, `loader.revert`), `watch`, `notebook` (`%load_ext loader`),
+`swap`.
+
+Imports `operators`, `source` and the rooms below them.
 """

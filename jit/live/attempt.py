@@ -24,7 +24,7 @@ from .swap import Swap
 from .trial import Trial, Trials
 from .versions import Edit, Operator, Task, Version
 
-TIME_LIMIT = 5.0  # seconds for a trial
+TIME_LIMIT = 5.0  # seconds for a call in a trial
 
 # What a trial ends with where the code cannot even be loaded, so that nothing can force it in.
 _DOES_NOT_LOAD = re.compile(
@@ -59,20 +59,20 @@ class Attempt:
         self._was_in_use = self.operator.in_use
         self._keeping: threading.Thread | None = None
 
-    def start(self, jobs: int, then: Callable[[], None]) -> None:
+    def start(self, then: Callable[[], None]) -> None:
         """Do it in a thread, unless somebody does already; `then` is called at the end."""
         thread = threading.Thread(
-            target=self.run, args=(jobs, then), name=f"loader takes in {self.operator.name}"
+            target=self.run, args=(then,), name=f"loader takes in {self.operator.name}"
         )
         thread.start()
 
-    def run(self, jobs: int, then: Callable[[], None]) -> None:
+    def run(self, then: Callable[[], None]) -> None:
         """Do it here, unless somebody does already."""
         if not self._claim.acquire(blocking=False):
             return
         begun = time.perf_counter()
         try:
-            self._prepare(jobs)
+            self._prepare()
         except Exception as error:
             self.error = error
         finally:
@@ -94,6 +94,7 @@ class Attempt:
                 self._swap or before.swap,
                 {**before.resources, **(rebuilt.resources if rebuilt else {})},
                 edit.verdict.microseconds or before.microseconds,
+                edit.verdict.difference,
             )
             texts = {p: self._texts[p] for p in self.task.run if p in self._texts}
             try:
@@ -119,7 +120,7 @@ class Attempt:
         """Return True until the store has what was built."""
         return self._keeping is not None and self._keeping.is_alive()
 
-    def _prepare(self, jobs: int) -> None:
+    def _prepare(self) -> None:
         """Build and try; what is right goes into the store."""
         operator, edit, task = self.operator, self.edit, self.task
         session, name = operator.session, operator.name
@@ -129,7 +130,7 @@ class Attempt:
             edit.notes.append(f"{', '.join(task.left_out)}: {how_to_compile(session)}")
         devices = _devices(session, edit.files)
         trial = self._trials.prepare(name, session.root, "cuda" in devices)
-        timing, rebuilt = self._time_before(devices), None
+        timing, rebuilt = self._try_before(devices) if task.compile else None, None
         try:
             self._texts = texts_of(session.root, task.state.python)
             if session.is_foreign(name):
@@ -139,7 +140,7 @@ class Attempt:
                     name,
                 )
             if task.compile:
-                rebuilt = edit.rebuilt = _rebuild(session, name, jobs)
+                rebuilt = edit.rebuilt = rebuild(session, name)
                 self.state = task.state._replace(compiled=rebuilt.inputs["files"])
             self._try(trial, devices)
             self._check_fresh()
@@ -193,21 +194,23 @@ class Attempt:
         if not self._was_in_use:
             self._keeping.join()
 
-    def _time_before(self, devices: list[str]) -> threading.Thread | None:
-        """Have the code in use timed on the GPU while the compiler runs, if that is not known."""
+    def _try_before(self, devices: list[str]) -> threading.Thread | None:
+        """Have the code in use tried while the compiler runs, and timed on a GPU, if it was not."""
         operator, version = self.operator, self.operator.versions[-1]
-        if "cuda" not in devices or version.microseconds or version.swap:
+        timed = "cuda" in devices
+        if version.swap or (version.difference and (version.microseconds or not timed)):
             return None
 
         def measure():
             with contextlib.suppress(BuildError, KeyError):  # not built before: nothing to time
                 library = _library_in_use(operator)
-                trial = self._trials.prepare(operator.name, operator.session.root, True)
-                verdict = trial.run(library, False, [], TIME_LIMIT, timed=True)
+                trial = self._trials.prepare(operator.name, operator.session.root, timed)
+                verdict = trial.run(library, False, devices, TIME_LIMIT, timed=timed)
                 version.microseconds = verdict.microseconds
+                version.difference = verdict.difference
                 trial.cancel()
 
-        thread = threading.Thread(target=measure, name=f"loader times {operator.name}")
+        thread = threading.Thread(target=measure, name=f"loader tries {operator.name}")
         thread.start()
         return thread
 
@@ -246,18 +249,6 @@ def how_to_compile(session: Session) -> str:
         f"CUDA is not compiled here, there is {' and '.join(missing)}; to have it compiled, "
         f"{' and '.join(cures)}, and start the process again"
     )
-
-
-def _rebuild(session: Session, name: str, jobs: int) -> Rebuilt:
-    """Build an operator; what its first use would load stays what it was."""
-    key, failed = session.keys.get(name), name in session.errors
-    try:
-        return rebuild(session, name, jobs)
-    finally:
-        if key is not None:
-            session.keys[name] = key
-        if not failed:
-            session.errors.pop(name, None)
 
 
 def _keep(session: Session, name: str, files: list[str], rebuilt: Rebuilt) -> None:

@@ -3,7 +3,7 @@
 //
 // Each block ends where a page begins that may not be touched, and begins after another; the bytes
 // that alignment leaves over hold a pattern, which is looked at when the block is freed, and at the
-// end. Addresses are not used twice, so that memory in use after it was freed is caught too.
+// end. The block itself is filled with NaN, so that what a kernel leaves unwritten is seen. Addresses are not used twice, so that memory in use after it was freed is caught too.
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdint.h>
@@ -20,6 +20,7 @@ constexpr uintptr_t kPage = 4096;
 constexpr size_t kRegion = size_t(1) << 36;  // of addresses, not of memory
 constexpr int kMost = 1 << 16;
 constexpr unsigned char kPattern = 0xA5;
+constexpr unsigned char kUnwritten = 0xFF;  // NaN in every floating type
 
 struct Block {
     unsigned char *begin, *data;  // pages from begin on; what the caller got
@@ -86,6 +87,7 @@ __attribute__((visibility("default"))) int posix_memalign(void** out, size_t ali
     if (mprotect(begin, pages, PROT_READ | PROT_WRITE)) return ENOMEM;
     next = begin + pages;
     memset(begin, kPattern, pages);
+    memset(begin + pages - rounded, kUnwritten, size);
     blocks[count++] = {begin, begin + pages - rounded, size, pages, true};
     *out = begin + pages - rounded;
     return 0;

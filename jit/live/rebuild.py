@@ -1,37 +1,30 @@
 """Building one unit again after an edit: only what changed, and nothing but compiler and linker.
 
-Works on the folder and the ninja file that the unit's first build left behind (worker.py), so it
-needs neither a second process with torch in it nor torch's own `load()`: an edit of a kernel costs
-the compilation of that file and a link, of the library that takes the place of the one in use
-(swap.cpp). The one for the store is linked from the same objects meanwhile.
+The engine's workshop has the objects of the build before, so an edit of a kernel costs the
+compilation of that file and a link, of the library that takes the place of the one in use
+(swap.cpp). The one for the store is linked from the same objects once that is done.
 """
 
-import contextlib
-import hashlib
 import os
 import re
-import shlex
-import shutil
-import subprocess
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
 from pathlib import Path
 
-from ..build.builder import cores, end, work_folder
-from ..build.worker import drop_stale_objects
-from ..cache.explain import FOR_EDIT
-from ..cache.key import built_sources, key, manifest
-from ..cache.lock import FileLock
-from ..cache.store import Store
+from ..build.engine import work_folder
+from ..build.locks import locked_workshop
+from ..build.workshop import Compile, CompileError
+from ..cache.key import key
+from ..cache.store import Store, cannot_write, make_private
 from ..errors import BuildError
-from ..errors.diagnose import explain_failure
-from ..machine.sources import Sources
+from ..machine.sources import HOME, Sources
+from ..operators.recipe import OperatorRecipe
 from ..operators.session import Session
 
 SWAP = Path(__file__).with_name("swap.cpp")
-_QUIETLY = SWAP.parents[2] / "include" / "quietly.h"  # which it includes
-_numbers = count()
 
 _PTXAS = re.compile(
     r"Compiling entry function '(?P<kernel>\w+)' for '\w+'\n"
@@ -68,184 +61,80 @@ class Rebuilt:
     seconds: float
     compiled: dict[str, float]
     resources: dict[str, Resources]
-    _lock: FileLock
-    _linker: subprocess.Popen
-    _library: Path
+    _link: Callable[[], Path]
+    _close: ExitStack
 
     def keep(self, store: Store, **facts) -> None:
-        """Put it into the store, for the next process."""
+        """Put it into the store, for the next process. Raises: BuildError, OSError."""
+        library = None
         try:
-            _, said = self._linker.communicate()
-            if self._linker.returncode:
-                raise BuildError(f"the library for the store could not be linked:\n{said.strip()}")
-            store.publish(self._library, self.inputs, **facts)
+            library = self._link()
+            store.publish(library, self.inputs, **facts)
+        except CompileError as error:
+            raise BuildError(f"the library for the store could not be linked:\n{error}") from None
         finally:
+            if library:
+                library.unlink(missing_ok=True)
             self.discard()
 
     def discard(self) -> None:
-        """Remove the libraries, and let others build the unit again."""
-        if self._linker.returncode is None:
-            self._linker.kill()
-            self._linker.communicate()
-        self._library.unlink(missing_ok=True)
+        """Remove the library, and let others build the unit again."""
         self.swap.unlink(missing_ok=True)
-        self._lock.release()
+        self._close.close()
 
 
-def rebuild(session: Session, name: str, jobs: int = 0) -> Rebuilt:
-    """Compile what changed of a unit and link it, in its work folder; BuildError if that fails.
-
-    Where the folder cannot be used, since another toolchain or nobody made it or a build there was
-    killed, the unit is built from nothing.
-    """
+def rebuild(session: Session, name: str) -> Rebuilt:
+    """Compile what changed of a unit and link it, in its work folder; BuildError if that fails."""
     begun = time.perf_counter()
-    unit, toolchain = session.units[name], session.toolchain
-    for attempt in range(5):
-        inputs = manifest(unit, toolchain, Sources(unit.root, toolchain.header_folders))
-        folder = work_folder(session.caches[-1] / "work", unit, inputs)
-        sources = built_sources(unit, toolchain)
-        usable = not attempt and _usable(folder, unit, sources)
-        if not usable and not attempt:
-            if errors := session.build([name], {name: FOR_EDIT}):
-                raise errors[name]
-            if not _usable(folder, unit, sources):
-                raise BuildError(
-                    f"{name}: there is nothing to build an edit upon in {folder}; its path has "
-                    "characters in it that a shell could misread, move the cache or the sources",
-                    name,
-                )
-        lock = FileLock(Path(f"{folder}.lock"))
-        try:
-            lock.take(wait=True)
-            lock.note(pid=os.getpid())
-            drop_stale_objects(unit, sources, folder, toolchain)
-            compiled, output = _ninja(folder, name, unit.root, unit.sources, jobs)
-            if manifest(unit, toolchain, Sources(unit.root, toolchain.header_folders)) != inputs:
-                lock.release()
+    recipe = OperatorRecipe(session.units[name], session.toolchain, session.store)
+    recipe.check_machine()
+    for _ in range(5):
+        inputs = recipe.inputs()
+        folder = work_folder(recipe, session.store, inputs)
+        with ExitStack() as stack:
+            try:
+                make_private(folder.parent)
+                shop = stack.enter_context(locked_workshop(folder))
+                objects = recipe.objects(shop)
+                swap = recipe.link(shop, objects, str(swap_object(session)))
+                stack.callback(swap.unlink, missing_ok=True)
+            except CompileError as error:
+                raise recipe.explain(str(error), shop) from None
+            except OSError as error:
+                raise cannot_write(session.caches[-1], error) from None
+            if recipe.inputs() != inputs:
                 continue
-            own = f"{name}-{os.getpid()}-{next(_numbers)}.so"
-            library, swap = folder / f"edit-{own}", folder / f"swap-{own}"
-            linker = _link(folder, swap, swap_object(folder.parent))
-            said = linker.communicate()[1]
-            if linker.returncode:
-                raise _failed(name, said, folder.parent, unit.root, unit.sources)
-            linker = _link(folder, library)
-        except BaseException:
-            lock.release()
-            raise
-        stems = {Path(s).stem + (".cuda.o" if s.endswith(".cu") else ".o"): s for s in sources}
-        times = {stems[o]: seconds for o, seconds in compiled.items() if o in stems}
-        took = time.perf_counter() - begun
-        resources = _resources(output)
-        return Rebuilt(inputs, key(inputs), swap, took, times, resources, lock, linker, library)
+            made = [o for o in objects if o.seconds is not None]
+            return Rebuilt(
+                inputs=inputs,
+                key=key(inputs),
+                swap=swap,
+                seconds=time.perf_counter() - begun,
+                compiled={o.source: o.seconds for o in made},
+                resources=_resources("\n".join(o.said for o in made)),
+                _link=partial(recipe.link, shop, objects),
+                _close=stack.pop_all(),
+            )
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)
 
 
-def swap_object(work: Path) -> Path:
-    """swap.cpp compiled, in the folder `work`."""
-    text = SWAP.read_bytes() + _QUIETLY.read_bytes()
-    found = work / f"swap-{hashlib.sha256(text).hexdigest()[:16]}.o"
-    if not found.exists():
-        draft = found.with_name(f"{found.name}-{os.getpid()}")
-        command = [*shlex.split(os.environ.get("CXX") or "c++"), "-O1", "-fPIC", "-std=c++17"]
-        command += ["-fvisibility=hidden", "-c", "-x", "c++", str(SWAP), "-o", str(draft)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BuildError(f"{SWAP.name} could not be compiled:\n{done.stderr.strip()}")
-        os.replace(draft, found)
-    return found
+def swap_object(session: Session) -> Path:
+    """Return swap.cpp compiled, in a folder of its own. Raises: BuildError."""
+    compiler = session.toolchain.command("CXX")
+    command = [*compiler, "-O1", "-fPIC", "-std=c++17", "-fvisibility=hidden"]
 
+    def made_of() -> dict[str, str]:
+        path = os.path.relpath(SWAP, HOME)
+        return {**Sources(HOME).closure(path), "compiler": session.toolchain.cxx or ""}
 
-def _link(folder: Path, library: Path, *more: Path) -> subprocess.Popen:
-    """Link the objects of a folder, and `more`, as its ninja file would."""
-    text = (folder / "build.ninja").read_text()
-    objects = [str(folder / found) for found in _rule(text, "build .*?: link (.*)").split()]
-    command = [*_words(_rule(text, "cxx = (.*)")), *objects, *map(str, more)]
-    command += [*_words(_rule(text, "ldflags = (.*)")), "-ldl", "-o", str(library)]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-
-
-def _failed(name: str, output: str, work: Path, root: Path, sources: tuple[str, ...]) -> BuildError:
-    """What a person wants to read of a failed build, whose output is kept in `work`."""
-    log = work / f"{name}.log"
-    with contextlib.suppress(OSError):
-        log.write_text(output)
-    causes = explain_failure(output, root, sources)
-    text = f"{name} could not be built:\n{causes}\nThe whole output is in {log}"
-    return BuildError(text, name, str(log))
-
-
-def _usable(folder: Path, unit, sources: tuple[str, ...]) -> bool:
-    """Whether a build of exactly these sources ended in the folder, and can be gone on with."""
+    work = session.caches[-1] / "work"
+    make_private(work)
     try:
-        text = (folder / "build.ninja").read_text()
-    except OSError:
-        return False
-    named = set(re.findall(r"^build \S+\.o: \w+ (.*)$", text, re.MULTILINE))
-    return named == {str(unit.root / s) for s in sources} and not (folder / "building").exists()
-
-
-def _ninja(
-    folder: Path, name: str, root: Path, sources: tuple[str, ...], jobs: int
-) -> tuple[dict[str, float], str]:
-    """Have ninja make the objects: seconds by output, and what the compilers printed."""
-    log, mark = folder / ".ninja_log", folder / "building"
-    before = set(log.read_text().splitlines()) if log.exists() else set()
-    mark.touch()
-    command = [_ninja_program(), "-C", str(folder), "-j", str(jobs or cores())]
-    command += _rule((folder / "build.ninja").read_text(), "build .*?: link (.*)").split()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate()
-    except BaseException:
-        end(process)  # the mark stays: compilers may have left half an object
-        raise
-    if process.returncode < 0:
-        raise BuildError(f"{name}: its build was ended by signal {-process.returncode}", name)
-    mark.unlink()
-    if process.returncode:
-        raise _failed(name, output, folder.parent, root, sources)
-    compiled = {}
-    for line in log.read_text().splitlines():
-        if line not in before and line[:1].isdigit():
-            start, stop, _, made, *_ = line.split("\t")
-            compiled[made] = (int(stop) - int(start)) / 1e3
-    return compiled, output
-
-
-def _ninja_program() -> str:
-    with contextlib.suppress(ImportError):
-        import ninja
-
-        program = os.path.join(ninja.BIN_DIR, "ninja")
-        if os.path.exists(program):
-            return program
-    return shutil.which("ninja") or "ninja"
-
-
-def _rule(ninja_file: str, pattern: str) -> str:
-    found = re.search(f"^{pattern}$", ninja_file, re.MULTILINE)
-    return found[1] if found else ""
-
-
-def _words(text: str) -> list[str]:
-    """What stands in a ninja file, as the words that a shell would make of it."""
-    return shlex.split(text.replace("$$", "$"))
+        with locked_workshop(work / "swap") as shop:
+            (made,) = shop.compile([Compile(SWAP.name, tuple(command), str(SWAP), made_of)])
+            return made.path
+    except CompileError as error:
+        raise BuildError(f"{SWAP.name} could not be compiled:\n{error}") from None
 
 
 def _resources(output: str) -> dict[str, Resources]:

@@ -21,7 +21,7 @@ def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT):
     """Take in the edits of the operators named (of all, without a name), and go on working.
 
     What changed is compiled and tried in another process against `X_reference`, on the arguments of
-    `samples(device)` in `ops/X.py`, and their gradients. If it compiles and is right, every holder
+    `samples(device)` in `ops/X.py`, with two derivatives. If it compiles and is right, every holder
     of the operator runs the new code from the next call on: functions, modules, `torch.compile`
     graphs. GPU work under way ends with the old. Otherwise the old code stays.
 
@@ -32,7 +32,7 @@ def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT):
     Args:
         names: operators, of `loader` or of a `loader.Library`.
         force: put it in place although the trial failed, also what was refused before.
-        time_limit: seconds that the trial may take.
+        time_limit: seconds that a call of the operator may take in the trial.
 
     Returns: an object that prints as a table for each operator, here and in a notebook; `ok` is
         True if all that changed is in use, `edits` holds them one by one, `behind` names the

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from ..build.builder import cores
+from ..build.slots import cores
 from ..errors import BuildError
-from ..machine.sources import Sources, include_folders
+from ..machine.sources import Sources, listed, source_folders
 from ..operators.session import SESSIONS, Session
 from .attempt import TIME_LIMIT, Attempt, named, not_built
 from .python_side import stamp
@@ -125,11 +125,9 @@ class Reloader:
         """
         stamps, tasks = {}, []
         for session in SESSIONS:
-            for folder in ("ops", "kernels", *include_folders(session.root)):
-                for place, folders, files in os.walk(session.root / folder):
-                    folders[:] = [name for name in folders if name != "__pycache__"]
-                    paths = [place, *(os.path.join(place, file) for file in files)]
-                    stamps.update((path, stamp(path)) for path in paths)
+            for folder in source_folders(session.root):
+                paths = [folder, *(os.path.join(folder, file) for file in listed(folder))]
+                stamps.update((path, stamp(path)) for path in paths)
         sessions = [*SESSIONS]
         for session in sessions:
             session.discover()
@@ -159,7 +157,7 @@ class Reloader:
                 self._sessions = []  # edited already: look again before the next cell
             self.trials.start()
             with contextlib.suppress(BuildError, OSError):  # the first edit will tell
-                swap_object(SESSIONS[0].caches[-1] / "work")
+                swap_object(SESSIONS[0])
 
     def _revert(self, name: str) -> Edit:
         with self._lock:
@@ -193,12 +191,12 @@ class Reloader:
             chosen = [t for t in tasks if not request.names or t.operator.name in request.names]
             first, behind = self._in_order([t for t in chosen if t.new or request.force], request)
             for task in first:
-                self._begin(task, request, max(1, -(-cores() // len(first))))
+                self._begin(task, request)
             for task in first:
                 self._finish(task, request)
             if not request.stopped:
                 for task in behind:
-                    self._begin(task, request)
+                    self._begin(task, request, behind=True)
                 self._work_behind()
             to_come = {edit.unit for edit in request.edits if edit.outcome == "interrupted"}
             request.behind += [o.name for o in self._attempts if o.name not in to_come]
@@ -235,8 +233,8 @@ class Reloader:
             (behind if follows and task.operator not in waited else first).append(task)
         return first, behind
 
-    def _begin(self, task: Task, request: Request, jobs: int = 0) -> None:
-        """Have a task done, if that is not under way: with so many compilers at once, or behind."""
+    def _begin(self, task: Task, request: Request, behind: bool = False) -> None:
+        """Have a task done, if that is not under way: at once, or behind the others."""
         attempt = self._attempts.get(task.operator)
         if not_built(task):
             return
@@ -245,11 +243,11 @@ class Reloader:
         if attempt is None:
             attempt = Attempt(task, self.trials, request.force, request.limit)
             self._attempts[task.operator] = attempt
-            if not jobs:
+            if behind:
                 attempt.behind = True
                 self._behind.append(attempt)
-        if jobs:
-            attempt.start(jobs, self._tell)
+        if not behind:
+            attempt.start(self._tell)
 
     def _finish(self, task: Task, request: Request) -> None:
         """Wait for what `_begin` began, and take it in."""
@@ -278,7 +276,7 @@ class Reloader:
             task = operator.look(_sources(operator.session))
             if task is None:
                 return
-            self._begin(task, request, cores())
+            self._begin(task, request)
         text = f"{operator.name}: its sources kept changing while they were built and tried"
         self._note(Edit(operator.name, named(task), "failed", text), request)
 
@@ -304,7 +302,7 @@ class Reloader:
             with contextlib.suppress(IndexError):  # another thread took the last
                 attempt = self._behind.popleft()
                 if self._attempts.get(attempt.operator) is attempt:
-                    attempt.run(cores(), self._tell)
+                    attempt.run(self._tell)
 
 
 def _sources(session: Session) -> Sources:

@@ -1,9 +1,10 @@
 """The report of `loader.reload()`: for each edit a table of what it did."""
 
 import html
+import sys
 from collections.abc import Iterable
 
-from ..errors.symbols import demangled
+from ..errors.cxx import demangled
 from ..errors.table import Table
 
 _WORKED = ("live", "refused", "failed", "reverted")
@@ -26,14 +27,16 @@ class Report:
 
     def __repr__(self) -> str:
         """Return what a terminal shows."""
-        parts = ["\n".join(_parts(edit, str, "\n".join)) for edit in self.edits]
+        parts = ["\n".join(_parts(edit, str, _terminal)) for edit in self.edits]
         return "\n\n".join(parts + self._last()) or "nothing changed"
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
 
         def text(lines):
-            return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+            red = '<span style="color:red">{}</span>'
+            shown = ((red if isinstance(x, Alarm) else "{}").format(html.escape(x)) for x in lines)
+            return f"<pre>{chr(10).join(shown)}</pre>"
 
         parts = [part for e in self.edits for part in _parts(e, lambda t: t._repr_html_(), text)]
         return "".join(parts + [text([line]) for line in self._last()]) or "<p>nothing changed</p>"
@@ -46,6 +49,15 @@ class Report:
             f"{', '.join(self.behind)}: built behind; the next reload or cell that finds it ready "
             "takes it in, loader.reload(name) waits for it; until then the code before stays in use"
         ]
+
+
+class Alarm(str):
+    """A line to be shown in red."""
+
+
+def _terminal(lines: list[str]) -> str:
+    red = "\x1b[31m{}\x1b[0m" if sys.stdout.isatty() else "{}"
+    return "\n".join(red.format(line) if isinstance(line, Alarm) else line for line in lines)
 
 
 def _parts(edit, show_table, show_text) -> list:
@@ -91,6 +103,8 @@ def details(edit) -> list[str]:
         else:
             by = ", ".join(f"{share:.1e} ({dtype})" for dtype, share in verdict.difference.items())
             lines.append(f"largest difference from the reference, as a share of it: {by}")
+        lines += map(Alarm, verdict.alarms(edit.before.difference if edit.before else {}))
+        lines += verdict.notes
         if verdict.microseconds:
             before = edit.before.microseconds
             was = f"{before:.1f} -> " if before else ""

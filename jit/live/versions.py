@@ -25,6 +25,7 @@ class Version:
         python: the stamps of the Python files that were run; None where that is not known.
         texts: the content of those files, as far as it is known.
         swap: the library in place; None for the one that was loaded first.
+        difference: the largest from the reference, by dtype, where it was tried.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Version:
     swap: Swap | None = None
     resources: dict[str, Resources] = field(default_factory=dict)
     microseconds: float | None = None
+    difference: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

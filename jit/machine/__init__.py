@@ -1,4 +1,8 @@
-"""What there is to work with: settings, sources, the toolchain, a clock.
+"""The machine and the checkout, looked at without running a compiler.
 
-Imports nothing of the other rooms but `errors`.
+Doors: `settings` (the environment variables that are ours), `sources` (what a unit is made of),
+`toolchain` (compilers, flags, torch), `gpus`, `files` (written in one step), `forks` (locks that a
+forked child finds open), `child` (starting a Python), `timing` (how long a call takes).
+
+Imports `errors`.
 """

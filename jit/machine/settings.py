@@ -2,68 +2,18 @@
 
 import os
 import re
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 
-class Setting(NamedTuple):
-    """One variable: its name, default, the values it may have (none: see `values`), its meaning."""
-
-    name: str
-    default: str
-    allowed: tuple[str, ...]
-    meaning: str
-    values: str = ""
-
-
-SETTINGS = (
-    Setting(
-        "LOADER_BUILD", "eager", ("eager", "lazy", "never"), "when to compile what the cache lacks"
-    ),
-    Setting(
-        "LOADER_CACHE_DIR",
-        "tmp_build",
-        (),
-        "folder of the build cache, beside `loader.py`; of several the last is written to",
-        "a folder, or several joined by `:`",
-    ),
-    Setting(
-        "LOADER_CACHE_LIMIT",
-        "2GiB",
-        (),
-        "above this a build removes what was not used for longest",
-        "a size: `500MB`, `2GiB`",
-    ),
-    Setting("LOADER_NATIVE", "1", ("0", "1"), "compile for this CPU (`-march=native`)"),
-)
-
-
-def value(name: str) -> str:
-    """The value of a setting; ValueError where it is not one of those allowed."""
-    setting = next(s for s in SETTINGS if s.name == name)
-    text = os.environ.get(name) or setting.default
-    if setting.allowed and text not in setting.allowed:
-        raise ValueError(f"{name} must be one of {', '.join(setting.allowed)}, got {text!r}")
-    return text
-
-
-def choose(name: str, text: str, unless_set: bool = False) -> None:
-    """Give a setting a value for this process and those that it starts."""
-    if not (unless_set and os.environ.get(name)):
-        os.environ[name] = text
-
-
-def cache_dirs(root: Path) -> tuple[Path, ...]:
-    """The folders of the build cache, absolute; the last one is written to and need not exist."""
-    named = [folder for folder in value("LOADER_CACHE_DIR").split(os.pathsep) if folder]
+def folders(text: str, name: str) -> list[str]:
+    """The folders that a text names; ValueError, with where it came from, if there are none."""
+    named = [os.path.expanduser(folder) for folder in text.split(os.pathsep) if folder]
     if not named:
-        raise ValueError(f"LOADER_CACHE_DIR must name a folder, got {value('LOADER_CACHE_DIR')!r}")
-    return tuple(Path(os.path.abspath(root / os.path.expanduser(folder))) for folder in named)
-
-
-def cache_limit() -> int:
-    """The most bytes that the cache may take."""
-    return size(value("LOADER_CACHE_LIMIT"), "LOADER_CACHE_LIMIT")
+        raise ValueError(f"{name} must name a folder, got {text!r}")
+    return named
 
 
 def size(text: str, name: str) -> int:
@@ -81,3 +31,123 @@ def age(text: str, name: str) -> float:
     if not found:
         raise ValueError(f"{name} must be an age such as 30d, 12h or 5m, got {text!r}")
     return float(found[1]) * {"d": 86400, "h": 3600, "m": 60}[found[2]]
+
+
+class Setting(NamedTuple):
+    """One variable: its name, default, the values it may have (none: see `values`), its meaning."""
+
+    name: str
+    default: str
+    allowed: tuple[str, ...]
+    meaning: str
+    values: str = ""
+    check: Callable[[str, str], object] | None = None  # of text and name; raises ValueError
+
+
+SETTINGS = (
+    Setting(
+        "LOADER_BUILD",
+        "background",
+        ("background", "eager", "lazy", "never"),
+        "when to compile what the cache lacks",
+    ),
+    Setting(
+        "LOADER_CACHE_DIR",
+        "tmp_build",
+        (),
+        "folder of the build cache, beside `loader.py`, or `~/.cache/octet` where loader is "
+        "installed or that folder cannot be written; of several the last is written to",
+        "a folder, or several joined by `:`",
+        folders,
+    ),
+    Setting(
+        "LOADER_CACHE_LIMIT",
+        "2GiB",
+        (),
+        "above this a build removes what was not used for longest",
+        "a size: `500MB`, `2GiB`",
+        size,
+    ),
+    Setting("LOADER_NATIVE", "1", ("0", "1"), "compile for this CPU (`-march=native`)"),
+)
+
+
+def value(name: str) -> str:
+    """The value of a setting; ValueError where it is not one of those allowed."""
+    setting = next(s for s in SETTINGS if s.name == name)
+    text = os.environ.get(name) or setting.default
+    if setting.allowed and text not in setting.allowed:
+        raise ValueError(f"{name} must be one of {', '.join(setting.allowed)}, got {text!r}")
+    if setting.check:
+        setting.check(text, name)
+    return text
+
+
+def choose(name: str, text: str, unless_set: bool = False) -> None:
+    """Give a setting a value for this process and those that it starts."""
+    if not (unless_set and os.environ.get(name)):
+        os.environ[name] = text
+
+
+def cache_dirs(root: Path) -> tuple[Path, ...]:
+    """The folders of the build cache, absolute; the last one is written to and need not exist.
+
+    Without LOADER_CACHE_DIR that is a folder beside `loader.py` in a checkout that can be written,
+    else the user's own: nothing is ever built into site-packages. Builds that a checkout holds
+    already are read.
+    """
+    name = "LOADER_CACHE_DIR"
+    text = value(name)
+    beside = tuple(Path(os.path.abspath(root / folder)) for folder in folders(text, name))
+    if os.environ.get(name):
+        return beside
+    store = beside[-1] / "store"
+    if is_checkout(root) and _can_write(store) and (_is_ours(store) or not os.path.lexists(store)):
+        return beside
+    return (*beside, _own_cache()) if _is_trusted(store) else (_own_cache(),)
+
+
+def is_checkout(root: Path) -> bool:
+    """True for loader's folder as it is developed, False for a copy in site-packages."""
+    return os.path.exists(root / "loader.py")
+
+
+def _own_cache() -> Path:
+    """`octet` in the user's cache folder; in the system's for passing files, without a home."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    home = named if os.path.isabs(named) else os.path.expanduser("~/.cache")
+    own = Path(home, "octet")
+    if not _can_write(own / "store"):
+        import tempfile  # torch has imported it, a command without torch need not
+
+        passing = Path(tempfile.gettempdir(), f"octet-{os.geteuid()}")
+        if not os.path.lexists(passing) or (_is_trusted(passing) and _can_write(passing)):
+            return passing
+    return own
+
+
+def _can_write(folder: Path) -> bool:
+    """True if files can be made in a folder, or it can be made."""
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    """True for a folder, and no link, of this user's or of root's."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (os.geteuid(), 0)
+
+
+def _is_trusted(folder: Path) -> bool:
+    """True if it can be read and nobody else can write there: what lies there gets executed."""
+    can_read = os.access(folder, os.R_OK | os.X_OK, effective_ids=True)
+    return can_read and _is_ours(folder) and not os.lstat(folder).st_mode & 0o022
+
+
+def cache_limit() -> int:
+    """The most bytes that the cache may take."""
+    return size(value("LOADER_CACHE_LIMIT"), "LOADER_CACHE_LIMIT")

@@ -1,4 +1,4 @@
-"""What there is to build: each operator X is the row of files named X, found by looking."""
+"""Operators to build: each operator X is the row of files named X, found by looking."""
 
 import hashlib
 import os
@@ -12,9 +12,10 @@ HOME = Path(__file__).parents[2]  # loader's own folder, whose headers serve any
 
 @dataclass(frozen=True)
 class Unit:
-    """What is compiled of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`.
+    """The compiled sources of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`.
 
-    Of a CUDA part that takes long, `kernels/X.<anything>.cu` is compiled beside it.
+    Of a CUDA part that takes long, `kernels/X.<anything>.cu` is compiled beside it. Where an
+    operator has more files, every `.cpp` and `.cu` of a folder `kernels/X/` is.
     """
 
     name: str
@@ -35,9 +36,19 @@ def discover(root: Path) -> dict[str, Unit]:
             name = file[: -len(".cpp")]
             rest = [f for f in (f"{name}_cpu.cpp", f"{name}.cu") if f in kernels]
             rest += [f for f in kernels if f.startswith(f"{name}.") and f.count(".") == 2]
+            if name in kernels:
+                rest += [f"{name}/{f}" for f in listed(root / "kernels" / name)]
             rest = [f"kernels/{f}" for f in rest if f.endswith((".cpp", ".cu"))]
+            rest.sort(key=lambda f: f.endswith(".cu"))
             units[name] = Unit(name, root, (f"ops/{file}", *rest))
     return units
+
+
+def source_folders(root: str | Path) -> list[str]:
+    """Every folder in which an operator below `root` has sources, headers or its Python side."""
+    rooms = [os.path.join(root, room) for room in ("kernels", *include_folders(root))]
+    below = [os.path.join(room, name) for room in rooms for name in listed(room) if "." not in name]
+    return [os.path.join(root, "ops"), *rooms, *filter(os.path.isdir, below)]
 
 
 def listed(folder: str | Path) -> list[str]:

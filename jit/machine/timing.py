@@ -3,6 +3,7 @@
 import statistics
 import time as _clock
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
@@ -19,11 +20,14 @@ class Times(float):
         device: what ran it.
     """
 
-    def __new__(cls, samples: Iterable[float], device: torch.device):
+    samples: list[float]
+    device: torch.device
+
+    def __new__(cls, samples: Iterable[float], device: torch.device) -> "Times":
         """Of these samples."""
-        samples = [*samples]
-        self = super().__new__(cls, statistics.median(samples))
-        self.samples, self.device = samples, device
+        taken = [*samples]
+        self = super().__new__(cls, statistics.median(taken))
+        self.samples, self.device = taken, device
         return self
 
     def quantile(self, share: float) -> float:
@@ -31,7 +35,7 @@ class Times(float):
         ordered = sorted(self.samples)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         """A copy has the samples too."""
         return Times, (self.samples, self.device)
 
@@ -132,12 +136,12 @@ class Clock:
             self._guard.__enter__()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: Any) -> None:
         """Goes back to the device before."""
         if self._guard:
             self._guard.__exit__(*exception)
 
-    def once(self, fn: Callable[[], object]):
+    def once(self, fn: Callable[[], object]) -> Any:
         """One call; on a GPU a pair of events, to be read by `results` when all is done."""
         if self._flush is not None:
             self._flush.zero_()

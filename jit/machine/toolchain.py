@@ -1,9 +1,7 @@
-"""What compiles, and for which machine, found without running anything: warm imports stay fast."""
+"""Compilers, flags and target, found without running anything: warm imports stay fast."""
 
-import ctypes
 import glob
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -13,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from . import settings
+from . import gpus, settings
 
 # Flags of the user's for the host compiler and the linker. They come before ours, which win.
 FLAGS = ["CPPFLAGS", "CFLAGS", "CXXFLAGS"]
@@ -67,7 +65,7 @@ class Toolchain:
 
     @cached_property
     def identity(self) -> dict:
-        """What enters a build's key, by name."""
+        """Return what enters a build's key, by name."""
         facts = {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         del facts["cuda_home"]  # nvcc's identity has the path
         if not self.architectures:
@@ -88,6 +86,10 @@ class Toolchain:
                 found.append(flag[1] or after)
         return tuple(os.path.abspath(folder) for folder in found if folder)
 
+    def command(self, variable: str) -> list[str]:
+        """Return the command that `CXX` or `PYTORCH_NVCC` gives, or the usual one, as words."""
+        return command(variable, self.cuda_home)
+
     def portable(self) -> "Toolchain":
         """The same for any CPU of this kind."""
         return replace(self, cpu="", cflags=tuple(f for f in self.cflags if f != NATIVE))
@@ -98,21 +100,19 @@ def current(cache_dir: Path) -> Toolchain:
     """The toolchain of this process, as its environment was at the first call."""
     import torch
 
-    cuda_home = _cuda_home() if torch.version.cuda else None
-    nvcc = os.environ.get("PYTORCH_NVCC") or (
-        os.path.join(cuda_home, "bin", "nvcc") if cuda_home else None
-    )
+    home = cuda_home() if torch.version.cuda else None
+    nvcc = os.environ.get("PYTORCH_NVCC") or (os.path.join(home, "bin", "nvcc") if home else None)
     native = settings.value("LOADER_NATIVE") == "1"
     cflags = [*words(FLAGS), *CFLAGS, f"-DOCTET_CUDA_VERSION={torch.version.cuda or 'none'}"]
     cflags += [NATIVE] if native else []
     # nvcc runs a host compiler of its own choice, which torch's load() takes from CC.
     host = os.environ.get("CC") or os.environ.get("NVCC_CCBIN") or "g++"
-    programs = [_identity(command) if command else None for command in (nvcc, host)]
+    programs = [identity(command) if command else None for command in (nvcc, host)]
     return Toolchain(
-        cxx=_identity(os.environ.get("CXX") or "c++"),
-        nvcc=" with ".join(programs) if all(programs) else None,
-        cuda_home=cuda_home,
-        architectures=_architectures(cache_dir) if torch.version.cuda else "",
+        cxx=identity(os.environ.get("CXX") or "c++"),
+        nvcc=" with ".join(filter(None, programs)) if all(programs) else None,
+        cuda_home=home,
+        architectures=architectures(cache_dir) if torch.version.cuda else "",
         machine=os.uname().machine,
         cpu=cpu_features() if native else "",
         torch=f"{torch.__version__} {torch.version.git_version}",
@@ -126,7 +126,7 @@ def current(cache_dir: Path) -> Toolchain:
 
 
 def words(variables: list[str]) -> list[str]:
-    """The flags in these environment variables, split as a shell would, and never seen by one."""
+    """Return the flags in these environment variables, split as a shell would; none sees them."""
     found = []
     for name in variables:
         try:
@@ -138,9 +138,19 @@ def words(variables: list[str]) -> list[str]:
     return found
 
 
-def _identity(command: str) -> str | None:
-    """Which programs a command such as `ccache g++` runs; None where one is missing."""
-    facts = []
+def command(variable: str, cuda_home: str | None = None) -> list[str]:
+    """Return the command that `CXX` or `PYTORCH_NVCC` gives, or the usual one, as words.
+
+    Raises: ValueError for a quotation that does not end.
+    """
+    usual = "c++" if variable == "CXX" else os.path.join(cuda_home or "", "bin", "nvcc")
+    text = os.environ.get(variable) or usual
+    return [text] if os.path.isfile(text) else shlex.split(text)
+
+
+def identity(command: str) -> str | None:
+    """Return which programs a command such as `ccache g++` runs; None where one is missing."""
+    facts: list[str] = []
     try:
         words = [command] if os.path.isfile(command) else shlex.split(command)
     except ValueError:
@@ -158,8 +168,8 @@ def _identity(command: str) -> str | None:
     return "; ".join(facts) or None
 
 
-def _cuda_home() -> str | None:
-    """Where torch would look for nvcc, and after that the `nvidia-cuda-nvcc` package."""
+def cuda_home() -> str | None:
+    """Return the toolkit where torch would look for nvcc, else the `nvidia-cuda-nvcc` package."""
     nvcc = shutil.which("nvcc")
     packages = [
         os.path.join(path, "nvidia", "cu*") for path in sys.path if path.endswith("-packages")
@@ -179,79 +189,18 @@ def _cuda_home() -> str | None:
     return None
 
 
-def _architectures(cache_dir: Path) -> str:
+def architectures(cache_dir: Path) -> str:
     """TORCH_CUDA_ARCH_LIST, or else the compute capabilities of this machine's GPUs."""
     named = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     if named and named != "native":
         return ";".join(sorted({a for a in re.split(r"[ ;,]+", named) if a}))
-    devices = _gpu_devices()
-    return _remembered_capabilities(devices, cache_dir / "gpus.json") if devices else ""
+    there = gpus.devices()
+    return gpus.remembered_capabilities(there, cache_dir / "gpus.json") if there else ""
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU for this process, as far as can be told without waking CUDA."""
-    return bool(_gpu_devices())
-
-
-def _gpu_devices() -> list[str]:
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
-        return []
-    return sorted([*glob.glob("/dev/nvidia[0-9]*"), *glob.glob("/dev/dxg")])
-
-
-def _remembered_capabilities(devices: list[str], file: Path) -> str:
-    """The capabilities of these devices, from `file` where asked since the last boot.
-
-    To ask takes 20 ms, more than all the rest of a warm import.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    fingerprint = [boot, *(f"{device} {os.stat(device).st_rdev}" for device in devices)]
-    try:
-        known = json.loads(file.read_text())
-        if boot and known["devices"] == fingerprint:
-            return known["capabilities"]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    found = ";".join(_gpu_capabilities())
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f".gpus-{os.getpid()}.json")
-        draft.write_text(json.dumps({"devices": fingerprint, "capabilities": found}))
-        os.replace(draft, file)
-    except OSError:
-        pass  # a read-only cache: ask again next time
-    return found
-
-
-def _gpu_capabilities() -> list[str]:
-    """Compute capability of each kind of GPU here, e.g. ["9.0"], asked of the driver's NVML.
-
-    torch would initialise CUDA to tell, which costs time and makes a later fork of this process
-    unable to use the GPU.
-    """
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return []
-    if nvml.nvmlInit_v2() != 0:
-        return []
-    found = set()
-    try:
-        count = ctypes.c_uint()
-        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-        for i in range(count.value):
-            device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(device)) == 0:
-                nvml.nvmlDeviceGetCudaComputeCapability(
-                    device, ctypes.byref(major), ctypes.byref(minor)
-                )
-                found.add((major.value, minor.value))
-    finally:
-        nvml.nvmlShutdown()
-    return [f"{major}.{minor}" for major, minor in sorted(found)]
+    """True if there is a GPU for this process, as far as can be told without waking CUDA."""
+    return bool(gpus.devices())
 
 
 def cpu_features() -> str:

@@ -1,4 +1,8 @@
-"""Operators: found, loaded at first use, and the frame that `ops/X.py` stands on.
+"""Operators: found in a folder, built, loaded at first use, and what `ops/X.py` stands on.
 
-Imports `build`, `cache`, `machine` and `errors`; nothing of `extension`, `source` or `live`.
+Doors: `session` (the operators of one folder), `recipe` (how one is built), `frame` (for
+`ops/X.py`, with `elementwise` and `shapes`), `offered` (what an operator adds to `loader`),
+`library` (`loader.Library`), `explain`, `new`.
+
+Imports `build`, `cache`, `machine` and `errors`.
 """

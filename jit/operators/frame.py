@@ -1,6 +1,7 @@
 """The Python side that every operator shares: loading, derivatives, argument types."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -77,7 +78,7 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
             "generate_vmap_rule": True,
         },
     )
-    # What formula.apply ends in outside of torch.func, after 14 us for the signature of `forward`.
+    # formula.apply ends in this outside of torch.func, after 14 us for the signature of `forward`.
     apply = super(torch.autograd.Function, formula).apply
 
     def call(*args):
@@ -125,13 +126,94 @@ def _cure(value) -> str:
     )
 
 
-def check_mask(op: str, mask, first: str, second: str) -> None:
-    """ValueError where `output_mask` does not say which of two gradients to compute."""
-    if not isinstance(mask, (tuple, list)) or len(mask) != 2 or not any(mask):
+def masked(op: str, mask, names: Sequence[str], compute: Callable):
+    """What `X_bw` returns: of the gradients to the tensors named those that `output_mask` asks for.
+
+    `compute(*flags)` gives all of them. One comes back as it is, several as a tuple.
+
+    Raises: ValueError where the mask does not say which of the gradients to compute.
+    """
+    if not isinstance(mask, (tuple, list)) or len(mask) != len(names) or not any(mask):
+        count = ("no", "one", "two", "three", "four")[len(names)] if len(names) < 5 else len(names)
+        *before, last = names
         raise ValueError(
-            f"{op}: output_mask must be two flags, for {first} and {second}, "
+            f"{op}: output_mask must be {count} flags, for {', '.join(before)} and {last}, "
             f"at least one of them set, got {mask}"
         )
+    with torch.no_grad():
+        gradients = compute(*map(bool, mask))
+    some = tuple(x for x, wanted in zip(gradients, mask, strict=True) if wanted)
+    return some if len(some) > 1 else some[0]
+
+
+def asked(mask, gradients) -> list[Tensor | None]:
+    """The gradients that a mask asks for; None in the place of the others."""
+    return [x if wanted else None for x, wanted in zip(gradients, mask, strict=True)]
+
+
+def total(a: Tensor | None, b: Tensor) -> Tensor:
+    """The sum of two gradients, of which the first may not be there yet."""
+    return b if a is None else a + b
+
+
+def forward_form(function: Callable) -> Callable:
+    """The public `X_fw` of a public X."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def form(*args, **named):
+        with torch.no_grad():
+            return function(*args, **named)
+
+    form.__name__ = form.__qualname__ = f"{name}_fw"
+    form.__doc__ = f"The forward kernel alone: as `{name}`, without gradients."
+    return form
+
+
+def backward_form(
+    function: Callable, names: list[str], backward: Callable, default: tuple[bool, ...]
+) -> Callable:
+    """The public `X_bw` of a public X of the tensors named.
+
+    `backward(grad_out, *tensors, mask=...)` gives a gradient for each of them; `default` is the
+    output_mask that holds where none is given. An X of one tensor has none.
+    """
+    name, several = function.__name__, len(names) > 1
+    tensors = ["grad_out", *names]
+    _functions[name, "backward form"] = backward
+
+    def run(*args, mask=(True,)):
+        for x in args:
+            if not isinstance(x, Tensor):
+                check_tensors(name, **dict(zip(tensors, args, strict=True)))
+        compute = _functions[name, "backward form"]
+        if several:
+            return masked(name, mask, names, lambda *flags: compute(*args, mask=flags))
+        with torch.no_grad():
+            return compute(*args, mask=mask)[0]
+
+    listed = ", ".join(tensors)
+    mask, to_run = (f", output_mask={default}", ", mask=output_mask") if several else ("", "")
+    form = eval(f"lambda {listed}{mask}: run({listed}{to_run})", {"run": run})
+    form.__name__ = form.__qualname__ = f"{name}_bw"
+    form.__module__ = function.__module__
+    form.__annotations__ = dict.fromkeys(tensors, Tensor)
+    form.__annotations__["return"] = Tensor
+    form.__doc__ = f"""The backward kernel alone: gradients of sum(grad_out * {name}(...)).
+
+    Args:
+        grad_out: shape, dtype and device of the output, any strides.
+        {", ".join(names)}: as in the forward."""
+    if several:
+        form.__annotations__["output_mask"] = tuple[(bool,) * len(names)]
+        form.__annotations__["return"] = Tensor | tuple[(Tensor,) * len(names)]
+        form.__doc__ += f"""
+        output_mask: which gradients to compute, of {", ".join(names[:-1])} and of {names[-1]}.
+
+    Returns:
+        the gradient asked for, or a tuple of those, in this order.
+    """
+    return form
 
 
 def vmap(op, rule: Callable) -> None:
@@ -157,7 +239,9 @@ def batched(op, flatten: bool) -> None:
         out = op(*(whole(x, dim) for x, dim in zip(args, in_dims, strict=True)))
 
         def split(x):
-            return x.unflatten(0, (info.batch_size, len(x) // info.batch_size)) if flatten else x
+            if flatten:
+                return x.unflatten(0, (info.batch_size, len(x) // info.batch_size))
+            return x.expand(info.batch_size, 0) if x.shape == (0,) else x  # was not asked for
 
         return (
             (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)

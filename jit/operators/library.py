@@ -5,15 +5,15 @@ import keyword
 import os
 import re
 import sys
-import threading
 import time
 from pathlib import Path
 from types import ModuleType
 
+from ..build.receipt import Receipt
 from ..errors import no_attribute
 from ..machine import settings
+from ..machine.forks import Lock
 from ..machine.sources import HOME, listed
-from .receipt import Receipt
 from .session import Session
 
 _loaded: dict[str, "Library"] = {}  # by folder: its operators can be registered only once
@@ -43,7 +43,7 @@ class Library(ModuleType):  # so that torch.compile sees in it what it sees in l
             folder is loader's own, or is loaded already, with another cache.
     """
 
-    _lock = threading.RLock()
+    _lock = Lock()
     _session: Session
     _made_of: tuple[str, str | None]
 
@@ -94,7 +94,7 @@ class Library(ModuleType):  # so that torch.compile sees in it what it sees in l
 
     def explain(self, *names: str):
         """As `loader.explain`, of this library's operators."""
-        from ..cache.explain import explanation
+        from .explain import explanation
 
         return explanation(self._session, self._session.named(names))
 
@@ -127,13 +127,6 @@ class Library(ModuleType):  # so that torch.compile sees in it what it sees in l
     def __reduce__(self):
         """A copy is the same object; another process, or a later one, loads the folder itself."""
         return Library, self._made_of
-
-
-def _unlock() -> None:
-    Library._lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_unlock)  # a thread that held it is not there
 
 
 def _folder(path) -> str:

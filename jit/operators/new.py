@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from ..machine.sources import HOME, discover
+from .arguments import CXX_WORDS, check_arguments, formula, with_arguments
 
 ROW = ("include/X.h", "kernels/X.cu", "kernels/X_cpu.cpp", "ops/X.cpp", "ops/X.py")
 TEST = "tests/test_X.py"
@@ -17,16 +18,14 @@ LIKE = {"square": "x * x", "add2": "a + b"}  # of what it can be made, and what 
 
 # Names that an operator X gives to others beside its own.
 _FORMS = ("", "_fw", "_bw", "_reference", "_backward", "_cpu", "_cuda")
-_CXX_WORDS = """
-alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
-char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
-constinit continue decltype default delete do double dynamic_cast else enum explicit export extern
-false float for friend goto if inline int long main mutable namespace new noexcept not not_eq
-nullptr operator or or_eq private protected public register reinterpret_cast requires return short
-signed sizeof static static_assert static_cast struct switch template this thread_local throw true
-try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
-"""
-_SHARED = ("common.h", "glue.h", "elementwise.h", "elementwise_cpu.h", "elementwise_glue.h")
+_SHARED = (
+    "common.h",
+    "torch/glue.h",
+    "torch/shapes.h",
+    "elementwise.h",
+    "elementwise_cpu.h",
+    "torch/elementwise_glue.h",
+)
 # What is said of square and add2 alone.
 _OWN = {
     ": the smallest complete operator with a backward kernel": "",
@@ -35,11 +34,18 @@ _OWN = {
 }
 
 
-def create(name: str, folder: Path | None, like: str, public: frozenset[str]) -> str:
+def create(
+    name: str,
+    folder: Path | None,
+    like: str,
+    public: frozenset[str],
+    arguments: list[str] | None = None,
+) -> str:
     """Write the files of operator `name` into `folder`, or the checkout; what to tell the user.
 
-    `public` are the names that are something else in `loader`. All files or none are written, and
-    none that is there is touched.
+    `public` are the names that are something else in `loader`. With `arguments` the operator is
+    elementwise in these tensors. All files or none are written, and none
+    that is there is touched.
 
     Raises: ValueError for a name that will not do, for a file that exists, where nothing can be
         written, and outside a checkout without a folder.
@@ -49,15 +55,20 @@ def create(name: str, folder: Path | None, like: str, public: frozenset[str]) ->
         raise ValueError("loader is installed, not checked out: name a folder with --in FOLDER")
     root = folder.absolute() if outside else HOME
     _check_name(name, root, public)
+    if arguments is not None:
+        check_arguments(name, arguments, like)
     files = {}
     for file in (*ROW, TEST):
         text = (HOME / file.replace("X", like)).read_text()
+        if arguments is not None:
+            text = with_arguments(file, text, arguments)
         files[root / file.replace("X", name)] = _renamed(text, like, name)
     if outside:
         test = root / TEST.replace("X", name)
         files[test] = _outside(files[test], name)
     _write(files)
-    return _report(name, like, root, outside)
+    computes = LIKE[like] if arguments is None else formula(arguments)
+    return _report(name, like, computes, root, outside)
 
 
 def _check_name(name: str, root: Path, public: frozenset[str]) -> None:
@@ -66,7 +77,7 @@ def _check_name(name: str, root: Path, public: frozenset[str]) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise ValueError(f"{wish}; got {name!r}")
     language = "Python" if keyword.iskeyword(name) else "C++"
-    if keyword.iskeyword(name) or name in _CXX_WORDS.split():
+    if keyword.iskeyword(name) or name in CXX_WORDS.split():
         raise ValueError(f"{wish}; {name!r} is a word of {language}'s own, choose another")
     for folder in dict.fromkeys((HOME, root)):
         units = discover(folder) if (folder / "ops").is_dir() else {}
@@ -121,6 +132,8 @@ def device(request):
 
 def _outside(text: str, name: str) -> str:
     """The text of a test as one of a folder that `loader.Library` loads."""
+    if "import pytest\n" not in text:
+        text = text.replace("import torch\n", "import pytest\nimport torch\n", 1)
     changes = (
         (r"\A", "from pathlib import Path\n\n"),
         (r"from elementwise import (.*)\n\nimport loader\n", r"\nimport loader\nfrom loader.tests."
@@ -152,21 +165,21 @@ def _write(files: dict[Path, str]) -> None:
         raise ValueError(f"{error.filename or path} cannot be written: {error.strerror}") from None
 
 
-def _report(name: str, like: str, root: Path, outside: bool) -> str:
+def _report(name: str, like: str, computes: str, root: Path, outside: bool) -> str:
     shown = os.path.relpath(root)
     at = "" if shown == "." else f"{root}/" if shown.startswith("..") else f"{shown}/"
     files = {
         f"include/{name}.h": "the formula and its gradient, for CPU and CUDA",
         f"kernels/{name}.cu": "",
         f"kernels/{name}_cpu.cpp": "",
-        f"ops/{name}.cpp": "checks, allocation, launch, schema",
-        f"ops/{name}.py": "function, reference, fake kernel, derivative",
+        f"ops/{name}.cpp": "names of the arguments",
+        f"ops/{name}.py": "function with its docstring, reference",
         f"tests/test_{name}.py": "",
     }
     width = max(map(len, files)) + len(at)
     use = f"mine = loader.Library({str(root)!r}); mine.{name}" if outside else f"loader.{name}"
     lines = [
-        f"made {name} from {like}; it computes {LIKE[like]}, so far:",
+        f"made {name} from {like}; it computes {computes}, so far:",
         *(f"  {at + file:{width}}  {what}".rstrip() for file, what in files.items()),
         "next:",
         f"  python -m pytest {at}tests/test_{name}.py  # builds it; passes as it is",

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from ..build.receipt import Receipt
 from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
-from .receipt import Receipt
+from . import schemas
 
 # What a warm import does without, `key` and `store`, is imported where it is used.
 
@@ -50,6 +51,7 @@ class Session:
 
     def _unlock(self) -> None:
         self._lock = threading.RLock()
+        self._jobs = {}  # by unit: what is being built, or was last; a child builds for itself
 
     def discover(self) -> None:
         """Look for operators; ValueError where one has the name of another session's."""
@@ -139,29 +141,77 @@ class Session:
             now.remember(self.keys, sorted(paths))
         return missing
 
-    def build(self, names: list[str], why: dict[str, str] | None = None) -> dict[str, BuildError]:
-        """Build those that the store lacks, and those that `why` has a reason for; the errors."""
+    def begin(self, names: list[str], why: dict[str, str] | None = None, behind: str = ""):
+        """Start to build those that the store lacks; the running or finished batch, or None.
+
+        `why` has a reason for those that are built although their sources are not new. What is
+        being built already is left to that.
+        """
         from ..build import compile_commands
 
         with self._lock:
-            missing = self.find(names)
+            idle = [name for name in names if not self._under_way(name)]
+            missing = self.find(idle) | {name: None for name in idle if name in (why or {})}
             compile_commands.write(self.root, self.toolchain)
-            missing |= self.manifests([name for name in why or () if name not in missing])
-            missing = {n: made_of for n, made_of in missing.items() if not self.is_foreign(n)}
+            missing = [name for name in missing if not self.is_foreign(name)]
             for name in names:
-                self.errors.pop(name, None)
-            if missing:
-                from ..build.builder import Builder
+                if not self._under_way(name):
+                    self.errors.pop(name, None)
+            if not missing:
+                return None
+            from ..build.batch import Batch
+            from ..build.engine import Job
+            from ..build.progress import Progress
+            from .recipe import OperatorRecipe
 
-                builder = Builder(self.toolchain, self.root, self.caches, self.receipt)
-                wanted = [self.units[name] for name in missing]
-                self.errors.update(builder.build(wanted, missing, why or {}))
-                self.find([*missing])
-            return {name: self.errors[name] for name in names if name in self.errors}
+            recipes = [OperatorRecipe(self.units[n], self.toolchain, self.store) for n in missing]
+            for recipe in recipes:
+                reason, done = (why or {}).get(recipe.unit, ""), self._finished
+                self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
+            report = Progress(missing, self.caches[-1], behind and self._reasons(recipes))
+            return Batch([self._jobs[name] for name in missing], self.store, report).start()
+
+    def build(self, names: list[str]) -> dict[str, BuildError]:
+        """Build those that the store lacks, and wait for all; the errors."""
+        if batch := self.begin(names):
+            batch.wait()
+        for name in names:
+            if job := self._jobs.get(name):
+                job.hurry()
+                job.wait()
+        return {name: self.errors[name] for name in names if name in self.errors}
+
+    def _under_way(self, name: str) -> bool:
+        return name in self._jobs and not self._jobs[name].ended
+
+    def _finished(self, job) -> None:
+        """Take in the end of a job, in its thread."""
+        name = job.recipe.unit
+        for stage, seconds in job.seconds.items():
+            self.receipt.add(name, stage, seconds)
+        self.receipt.result(name, job.result)
+        if job.error:
+            self.errors[name] = job.error
+        else:
+            self.keys[name] = job.key
+
+    def _reasons(self, recipes) -> str:
+        """Why these are built, in a line."""
+        from ..cache.explain import why_built
+
+        found: dict[str, list[str]] = {}
+        for recipe in recipes:
+            first, *rest = why_built(self.store, self.units[recipe.unit], recipe.inputs())
+            found.setdefault(f"{first}{', ...' if rest else ''}", []).append(recipe.unit)
+        if len(found) == 1:
+            return next(iter(found))
+        return "; ".join(f"{', '.join(names)}: {why}" for why, names in found.items())
 
     def is_foreign(self, name: str) -> bool:
         """Whether a library that somebody else loaded, a wheel's say, has this operator already."""
-        if name in self.loaded or not torch._C._dispatch_has_kernel(f"octet::{name}"):
+        if name in self.loaded or schemas.is_declared(name):
+            return False
+        if not torch._C._dispatch_has_kernel(f"octet::{name}"):
             return False
         self.receipt.result(name, "foreign")
         return True
@@ -189,10 +239,20 @@ class Session:
         return getattr(self.module(unit), name, None) if unit else None
 
     def start(self) -> None:
-        """Build what the store lacks, unless LOADER_BUILD puts it off; errors are only printed."""
-        if settings.value("LOADER_BUILD") == "eager" and not self.find_quickly():
-            for message in dict.fromkeys(map(str, self.build([*self.units]).values())):
-                print(f"loader: {message}", file=sys.stderr)
+        """Build what the store lacks, as LOADER_BUILD says; errors are only printed."""
+        mode, errors = settings.value("LOADER_BUILD"), {}
+        if not self.find_quickly():
+            if mode == "background":
+                self.begin([*self.units], behind="yes")
+            elif mode == "eager":
+                errors = self.build([*self.units])
+            elif mode == "never":
+                self.find([*self.units])
+        if self.package == "loader.ops":
+            layers = [cache / "store" for cache in self.caches]
+            schemas.declare(schemas.recorded(layers, self.keys), self.module)
+        for message in dict.fromkeys(map(str, errors.values())):
+            print(f"loader: {message}", file=sys.stderr)
 
     def build_named(self, names: tuple[str, ...]) -> None:
         """What `loader.build(*names)` does."""
@@ -201,57 +261,70 @@ class Session:
             raise BuildError("\n\n".join(map(str, errors.values())), next(iter(errors)))
 
     def load(self, name: str) -> None:
-        """Load the library of a unit, verified; build it first where that is still to do."""
-        with self._lock:
-            if name in self.loaded or self.is_foreign(name):
-                return
-            if name in self.errors:
-                raise self.errors[name]
-            if name not in self.keys:
-                self.find([name])
-            failure = None
-            for _ in range(2):
-                library = self._ready(name, failure)
-                try:
-                    with self.receipt.time(name, "dlopen"):
-                        torch.ops.load_library(str(library))
-                except OSError as error:
-                    failure = str(error.__cause__ or error)  # torch says which, dlopen says why
-                    continue
-                self.loaded[name] = self.keys[name]
-                return
-            from ..errors.diagnose import explain_failure
+        """Load the library of a unit, verified; build it first where that is still to do.
 
-            cause = explain_failure(failure, self.root, self.units[name].sources)
-            raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
-
-    def _ready(self, name: str, failure: str | None) -> Path:
-        """The library of a unit, verified and marked as in use; built where it is not there.
-
-        `failure` is why the one that is there does not load.
+        Waits for this library alone, which goes to the front of the queue.
         """
-        for _ in range(3):
-            with self.receipt.time(name, "verify"):
-                library = None if failure else self.store.verified(name, self.keys[name])
-                if library and self.store.hold(library) is not None:
-                    return library
-            if settings.value("LOADER_BUILD") == "never":
-                raise BuildError(
-                    f"{name}: there is no build of these sources for this machine in "
-                    f"{os.pathsep.join(map(str, self.caches))}, and LOADER_BUILD=never forbids to "
-                    "compile it; unset that, or run `python -m loader build`",
-                    name,
-                )
-            why = {}
-            if self.store.has(name, self.keys[name]):
-                why[name] = f"it did not load: {failure}" if failure else "it was damaged"
-                self.store.discard(self.store.path / f"{name}-{self.keys[name]}")
-            failure = None
-            if errors := self.build([name], why):
-                raise errors[name]
-        raise BuildError(
-            f"{name}: its library is damaged again after each build in {self.caches[-1]}", name
-        )
+        failure = None
+        for _ in range(4):
+            if job := self._jobs.get(name):
+                job.hurry()
+                job.wait()
+            with self._lock:
+                if name in self.loaded or self.is_foreign(name):
+                    return
+                if name in self.errors:
+                    raise self.errors[name]
+                if name not in self.keys:
+                    self.find([name])
+                if library := self._held(name):
+                    try:
+                        with self.receipt.time(name, "dlopen"):
+                            schemas.withdraw(name)
+                            torch.ops.load_library(str(library))
+                        self.loaded[name] = self.keys[name]
+                        self._note_schemas(name)
+                        return
+                    except OSError as error:
+                        # torch says which library, dlopen says why.
+                        again, failure = failure, str(error.__cause__ or error)
+                        self.store.discard(self.store.path / library.parent.name)
+                        if again or library.exists():  # the latter in a folder only read
+                            break
+                self._build_again(name, failure)
+        if not failure:
+            raise BuildError(
+                f"{name}: its library is damaged again after each build in {self.caches[-1]}", name
+            )
+        from ..errors.diagnose import explain_failure
+
+        cause = explain_failure(failure, self.root, self.units[name].sources)
+        raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
+
+    def _note_schemas(self, name: str) -> None:
+        """Have later processes know the schemas of a unit before its library is loaded."""
+        if self.package == "loader.ops":
+            key, ours = self.loaded[name], lambda public: self.owner(public) == name
+            schemas.note(self.store.path, name, key, ours)
+
+    def _held(self, name: str) -> Path | None:
+        """The library of a unit, verified and marked as in use; None where it has to be built."""
+        with self.receipt.time(name, "verify"):
+            library = self.store.verified(name, self.keys[name])
+            if library and self.store.hold(library) is not None:
+                return library
+            return None
+
+    def _build_again(self, name: str, failure: str | None) -> None:
+        """Start to build a unit that is missing, damaged, or does not load, which is `failure`."""
+        from ..build.engine import refuse_if_never
+
+        refuse_if_never(name, self.store, name)
+        why = {name: f"it did not load: {failure}"} if failure else {}
+        if self.store.has(name, self.keys[name]):
+            why.setdefault(name, "it was damaged")
+            self.store.discard(self.store.path / f"{name}-{self.keys[name]}")
+        self.begin([name], why)
 
 
 def owner(name: str) -> tuple[Session, str] | None:

@@ -1,43 +1,41 @@
-"""One source's builds: found in this process or in the store, or made by its compiler."""
+"""One source's builds: found in this process or in the store, or made by its compiler.
 
-import functools
+Locks and the store are the engine's; its queue and work folders are not: a source is one short
+run, of NVRTC in this process or of g++, which waits for no operator, keeps no object for an edit,
+and is made where the cache cannot be written too.
+"""
+
+import contextlib
 import os
 import re
 import tempfile
-import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from ..cache.key import key as _key_of
-from ..cache.store import Store
+from ..cache.key import key as key_of
+from ..cache.store import Store, make_private
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
+from ..machine.forks import Lock
 from . import constants, nvrtc
 
 UNIT = "source_module"  # what its entries in the store are called
 _FORMAT = 1  # raise when what is stored, or the way it is made, changes
-_lock = threading.RLock()
+_lock = Lock()
+_bounded: set[Path] = set()  # stores that this process has kept within their limit, once each
 _builds: dict[str, "Build"] = {}  # by key: nothing is compiled twice in a process
 
 
-def _unlock() -> None:
-    global _lock  # noqa: PLW0603 - a thread that held it is not there after a fork
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_unlock)
-
-
 class Build:
-    """What a compiler made of a source for one architecture, or for the CPU.
+    """The product of one source for one architecture, or for the CPU.
 
     Attributes:
         code: CUDA's machine code, or the library of the CPU's kernels.
         kernels: the symbol, or the number, of each kernel, by its name and parameter types.
-        names: what an instance such as `conv<float, 3>` is called among them.
+        names: the name among them of an instance such as `conv<float, 3>`.
         text: name, names of the parameters, and whether it is a template, of each kernel in the
             source's text.
     """
@@ -57,7 +55,7 @@ class Build:
 
 
 class Recipe:
-    """What builds of one source are made of, but for the architecture.
+    """All that goes into the builds of one source, but for the architecture.
 
     `kind` is "cuda" or "cpu", `place` tells where the source's first line stands.
     """
@@ -80,7 +78,7 @@ class Recipe:
         if (arch, names) in self._made:
             return self._made[arch, names]
         inputs = self._inputs(arch, names)
-        key = _key_of(inputs)
+        key = key_of(inputs)
         with _lock:
             if key not in _builds:
                 _builds[key] = self._from_store(key) or self._compiled(inputs)
@@ -146,13 +144,20 @@ class Recipe:
         return Build(code, kernels, names, facts["text"])
 
     def _compiled(self, inputs: dict) -> Build:
-        """A new build, put into the store where that can be written."""
+        """A new build, put into the store where that can be written; another process's, if it is
+        about to put the same there.
+        """
         if settings.value("LOADER_BUILD") == "never":
             raise BuildError(
                 "source_module: there is no build of this source with these constants in the cache "
                 "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy"
             )
-        with tempfile.TemporaryDirectory(prefix="octet-") as name:
+        from ..build.batch import make_room
+
+        key = key_of(inputs)
+        with _alone(key), tempfile.TemporaryDirectory(prefix="octet-") as name:
+            if made := self._from_store(key):
+                return made
             folder = Path(name)
             try:
                 built, facts = self._compile(inputs, folder)
@@ -163,14 +168,16 @@ class Recipe:
             try:
                 store = Store(settings.cache_dirs(units.HOME))
                 store.publish(built, inputs, **facts)
-                _make_room(_key_of(inputs))
+                if store.path not in _bounded:  # that looks at every entry
+                    _bounded.add(store.path)
+                    make_room(store, [key])
             except (BuildError, OSError) as error:
                 warnings.warn(
                     f"kernels from a string are compiled anew in each process: {error}",
                     stacklevel=2,
                 )
                 return self._loaded(built, facts)
-            return self._from_store(_key_of(inputs)) or self._loaded(built, facts)
+            return self._from_store(key) or self._loaded(built, facts)
 
     def _compile(self, inputs: dict, folder: Path) -> tuple[Path, dict]:
         """The compiled file and what to record of it."""
@@ -230,6 +237,27 @@ class Recipe:
         return BuildError(f"source_module: the source does not compile:\n{text}")
 
 
+@contextlib.contextmanager
+def _alone(key: str) -> Iterator[None]:
+    """Held while a key is compiled: another process that wants the same waits, and then finds it.
+
+    256 files serve all keys. Where no file can be locked nobody waits.
+    """
+    from ..build.locks import close_lock, open_lock
+
+    work = Store(settings.cache_dirs(units.HOME)).path.parent / "work"
+    lock = None
+    with contextlib.suppress(BuildError, OSError):  # what publishes will say why
+        make_private(work)
+        lock = open_lock(work / f"{UNIT}-{key[:2]}")
+        lock.take(wait=True)
+    try:
+        yield
+    finally:
+        if lock:
+            close_lock(lock)
+
+
 def _types_of(encoded: str) -> list[str]:
     """The parameter types in a function pointer's type such as `PFvPfiE`."""
     from .signature import split_symbol
@@ -244,22 +272,17 @@ def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[st
     names = ()
     if any(word in source for word in ("include", "import", "embed")):  # its pattern is a long one
         names = units.included(source.encode(errors="surrogatepass"))
-    found = dict(files.closure("include/emulate.h")) if with_emulate else {}
+    found = {}
+    if with_emulate:
+        from .emulate import GUARD
+
+        found |= files.closure("include/emulate.h") | files.closure(GUARD)
     for name in names:
         if name is None:  # a macro: any header may be meant
-            for file in sorted((units.HOME / "include").iterdir()):
-                found |= files.closure(os.path.join("include", file.name))
+            for file in sorted((units.HOME / "include").rglob("*.*")):
+                found |= files.closure(os.path.relpath(file, units.HOME))
             continue
         for folder in (*folders, "include"):
             path = os.path.normpath(os.path.join(folder, name))
             found |= files.closure(path)
     return dict(sorted(found.items()))
-
-
-@functools.cache
-def _make_room(key: str, _once: bool = True) -> None:
-    """Keep the cache within its limit, once in a process."""
-    from ..cache.prune import prune
-
-    if _make_room.cache_info().misses == 1:
-        prune(Store(settings.cache_dirs(units.HOME)), settings.cache_limit(), keep=[key])

@@ -12,18 +12,9 @@ from collections.abc import Mapping
 
 import torch
 
-_RESERVED = """
-    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t
-    char32_t class co_await co_return co_yield compl concept const const_cast consteval
-    constexpr constinit continue decltype default defined delete do double dynamic_cast else
-    enum explicit export extern false final float for friend goto if inline int long mutable
-    namespace new noexcept not not_eq nullptr operator or or_eq override private protected
-    public register reinterpret_cast requires return short signed sizeof static
-    static_assert static_cast struct switch template this thread_local throw true try
-    typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
-    xor_eq
-"""
-_KEYWORDS = frozenset(_RESERVED.split())
+from ..errors.cxx import KEYWORDS
+
+_KEYWORDS = KEYWORDS | {"defined", "final", "override"}
 _CUDA = {"threadIdx", "blockIdx", "blockDim", "gridDim", "warpSize", "dim3", "printf", "assert"}
 
 # What C++ calls torch's types, for constants that are types.
@@ -48,7 +39,7 @@ _HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}
 
 
 def prologue(definitions: Mapping[str, str], file: str) -> str:
-    """What stands before a source that is called `file`, so that its lines keep their numbers."""
+    """Return the lines to put before a source called `file`, whose own keep their numbers."""
     types = {name: text for name, text in definitions.items() if text in TYPES.values()}
     lines = [f"#include <{header}>" for kind, header in _HEADERS.items() if kind in types.values()]
     lines += [f"using {name} = {text};" for name, text in types.items()]

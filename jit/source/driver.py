@@ -2,6 +2,8 @@
 
 Called through ctypes, whose call takes a microsecond; they have been the same since CUDA 4. torch
 has loaded the driver and owns the contexts: a device's primary one is current where torch works.
+cuda.core would do as well, but torch does not bring it along, and a launch of its objects is not
+known to be as quick.
 """
 
 import ctypes

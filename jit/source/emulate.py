@@ -9,14 +9,17 @@ import os
 import re
 import shlex
 import subprocess
-import threading
 from pathlib import Path
 
 from ..errors import BuildError
+from ..errors.cxx import blanked
+from ..machine.forks import Lock
+from ..machine.sources import HOME
 from ..machine.toolchain import FLAGS, words
 from .nvrtc import FILE
-from .text import Kernel, blanked, kernels
+from .text import Kernel, kernels
 
+GUARD = "jit/source/guard.cpp"  # of faults in kernels, from loader's home
 _MARK = "__attribute__((__used__))"  # what include/emulate.h makes of __global__
 OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-w"]
 _NO_HEADERS = "cuda_runtime.h", "cuda.h", "device_launch_parameters.h", "assert.h", "cassert"
@@ -87,12 +90,13 @@ def compile(
     found += [Kernel(name, (), False) for name in names]
     launchers = "\n".join(_launcher(i, kernel.name) for i, kernel in enumerate(found))
     (folder / "unit.ii").write_text(f'{text}\n# 1 "kernels"\n{launchers}\n')
-    _run(["-x", "c++-cpp-output", "unit.ii", "-shared", "-o", "kernels.so"], folder)
+    guard = ["-x", "c++", str(HOME / GUARD)]
+    _run(["-x", "c++-cpp-output", "unit.ii", *guard, "-shared", "-o", "kernels.so"], folder)
     return folder / "kernels.so", [{"name": k.name, "parameters": k.parameters} for k in found]
 
 
 def _run(arguments: list[str], folder: Path) -> str:
-    """What the C++ compiler prints; BuildError with its complaints where it fails."""
+    """Return what the C++ compiler prints; BuildError with its complaints where it fails."""
     command = os.environ.get("CXX") or "c++"
     program = [command] if os.path.isfile(command) else shlex.split(command)
     command = [*program, *words(FLAGS), *OPTIONS, *arguments]
@@ -150,16 +154,14 @@ def _launcher(number: int, name: str) -> str:
     )
 
 
+_launch = Lock()  # one at a time: handlers of faults, and the grid's variables, are shared
+
+
 class Library:
-    """A loaded library of `compile`; one launch at a time, as the grid's variables are shared."""
+    """A loaded library of `compile`."""
 
     def __init__(self, path: Path):
         self._library = ctypes.CDLL(str(path))
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._unlock)
-
-    def _unlock(self) -> None:
-        self._lock = threading.Lock()
 
     def type(self, number: int) -> str:
         """A kernel's type as the compiler encodes it, such as `PFvPfiE`."""
@@ -173,9 +175,9 @@ class Library:
         return sizes[: self._library[f"octet_sizes_{number}"](sizes)]
 
     def run(self, number: int, shape: tuple[int, ...], arguments: int) -> str | None:
-        """Run a kernel over grid and block; what failed, where the kernel said so."""
+        """Run a kernel over grid and block; None, or what failed in it."""
         call = self._library[f"octet_run_{number}"]
         call.restype, call.argtypes = ctypes.c_char_p, (ctypes.c_void_p, ctypes.c_void_p)
-        with self._lock:
+        with _launch:
             said = call(ctypes.byref((ctypes.c_uint * 6)(*shape[:6])), arguments)
         return said.decode(errors="replace") if said else None

@@ -41,7 +41,7 @@ class _Arguments:
 
 
 class _Function:
-    """What CPU and CUDA share: the signature and the checks.
+    """The part that CPU and CUDA share: the signature and the checks.
 
     Attributes:
         name: as it was asked for.
@@ -134,7 +134,7 @@ class CpuFunction(_Function):
         self._number, self._library = number, library
         self._bind(library.sizes(number))
 
-    def __call__(self, *args, grid, block, shared: int = 0, stream=None) -> None:
+    def __call__(self, *args, grid=1, block, shared: int = 0, stream=None) -> None:
         """Run the kernel to its end on CPU tensors."""
         values = self._values(args)
         for i in self._pointers:
@@ -150,7 +150,9 @@ class CpuFunction(_Function):
         arguments = _Arguments(self.parameters)
         failure = self._library.run(self._number, shape, arguments.fill(values))
         if failure:
-            raise RuntimeError(f"{self.name}: {failure}")
+            null = [p.label for p, x in zip(self.parameters, args, strict=True) if x is None]
+            told = f"; {', '.join(null)} {'are null pointers' if null[1:] else 'is a null pointer'}"
+            raise RuntimeError(f"{self.name}: {failure}{told if null else ''}")
 
     def __repr__(self) -> str:
         """The signature, and where it runs."""
@@ -204,7 +206,7 @@ class CudaFunction(_Function):
         self._on[index] = loaded
         return loaded
 
-    def __call__(self, *args, grid, block, shared: int = 0, stream=None) -> None:
+    def __call__(self, *args, grid=1, block, shared: int = 0, stream=None) -> None:
         """Launch the kernel on the device of the tensors, in torch's current stream there.
 
         Args:

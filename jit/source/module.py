@@ -32,8 +32,7 @@ def source_module(
             if (i < n) out[i] = factor * x[i];
         }
         """)
-        scale = mod.get_function("scale")
-        scale(out, x, 2.0, x.numel(), grid=(x.numel() + 255) // 256, block=256)
+        mod.scale(out, x, 2.0, x.numel(), grid=(x.numel() + 255) // 256, block=256)
 
     Args:
         source: CUDA C++; kernels plain, `extern "C"` or templates. The library's headers
@@ -50,8 +49,9 @@ def source_module(
             size of an array and as a template's argument. int, float (a double as in C++;
             numpy.float32 makes it a float), bool, or a torch.dtype for its C++ type.
 
-    Returns: the module; `get_function(name)` gives its kernels. There is one build for each set of
-        constants, kept on disk and in this process.
+    Returns: the module; its kernels are attributes, and `get_function("conv<float, 3>")` gives an
+        instance of a template. There is one build for each set of constants, kept on disk and in
+        this process.
 
     Gradients, `torch.compile` and `torch.func` do not see such a kernel: an operator in `ops/` is
     made for that, or a torch.autograd.Function around the call.
@@ -133,13 +133,29 @@ class SourceModule:
         return sorted({name for name, _ in self._build.kernels})
 
     def __repr__(self) -> str:
-        """What it is for, its constants and its kernels."""
+        """Its target, its constants and its kernels."""
         target = f"sm_{self._arch}" if self._recipe.kind == "cuda" else "the CPU"
         set_to = "".join(f", {name}={value}" for name, value in self._recipe.macros.items())
         return f"<source_module for {target}{set_to}: {', '.join(self.kernels) or 'no kernel'}>"
 
+    def __getattr__(self, name: str) -> CpuFunction | CudaFunction:
+        """`mod.blur` is `mod.get_function("blur")`, for names that Python can spell."""
+        if "_functions" in self.__dict__ and not name.startswith("__"):
+            try:
+                return self.get_function(name)
+            except ValueError as error:
+                said = str(error).removeprefix("get_function: ")
+                raise AttributeError(f"{self!r}: {said}", name=name, obj=self) from None
+        raise AttributeError(f"a source_module has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        """The kernels too."""
+        return sorted({*super().__dir__(), *(name.split("::")[-1] for name in self.kernels)})
+
     def get_function(self, name: str) -> CpuFunction | CudaFunction:
         """A kernel, to be called on tensors: `f(out, x, n, grid=(blocks, 1), block=256)`.
+
+        Without `grid` there is one block.
 
         Args:
             name: as in the source, with or without its namespace; of a template an instance, such
@@ -213,7 +229,7 @@ class SourceModule:
 
 
 def _means(name: str, full: str) -> bool:
-    """Whether a name, with or without its namespaces, is that of a kernel."""
+    """True if a name, with or without its namespaces, is that of a kernel."""
     return full == name or full.endswith(f"::{name}")
 
 

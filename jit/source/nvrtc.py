@@ -123,7 +123,7 @@ def _bindings():
 
 
 def _checked(nvrtc, result: tuple) -> tuple:
-    """What a function of NVRTC's returned, behind its status."""
+    """Return the result of a function of NVRTC's, with its status; BuildError if that is bad."""
     if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         _, text = nvrtc.nvrtcGetErrorString(result[0])
         raise BuildError(f"source_module: NVRTC failed: {text.decode()}")

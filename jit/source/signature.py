@@ -4,6 +4,7 @@ A C++ symbol spells out the types that are left when macros, templates and typed
 """
 
 import ctypes
+import math
 import numbers
 import operator
 import re
@@ -107,7 +108,7 @@ class Parameter:
 
     def _pointer_check(self) -> Callable:
         element = self.type.split(" (*)")[0] if "(*)" in self.type else self.type[:-1]
-        element = element.strip().removesuffix(" const").strip()
+        element = re.sub(r"( const| volatile)+$", "", element.strip())
         base, alignment = _VECTORS.get(element, (element, 1))
         self.dtypes = _ELEMENTS.get(base, ()) + _COMPLEX.get(element, ())
         if element.endswith("*"):  # addresses
@@ -117,19 +118,23 @@ class Parameter:
         Tensor, grad_mode = torch.Tensor, torch.is_grad_enabled
 
         def convert(x):  # on the way to every launch: each look at a tensor takes 50 ns
+            if x is None:
+                return 0
             if isinstance(x, Tensor):
                 dtype = x.dtype
-                if (
-                    (dtype is first or anything or dtype in dtypes)
-                    and x.is_contiguous()
-                    and not (x.requires_grad and grad_mode())
-                    and not (lazy and x.is_conj())
-                ):
-                    address = x.data_ptr()
-                    if alignment == 1 or address % alignment == 0:
-                        return address
-            elif x is None:
-                return 0
+                try:
+                    if (
+                        (dtype is first or anything or dtype in dtypes)
+                        and x.is_contiguous()
+                        and not (x.requires_grad and grad_mode())
+                        and not (lazy and x.is_conj())
+                        and not x.is_neg()
+                    ):
+                        address = x.data_ptr()
+                        if address % alignment == 0 and (address or x.is_meta or not x.numel()):
+                            return address
+                except RuntimeError:
+                    pass  # sparse ones and those of torch.func have no address
             raise self._refused(x, dtypes, alignment, anything)
 
         return convert
@@ -149,6 +154,10 @@ class Parameter:
                 )
             cure = f"{self.name or 'x'}.to(torch.{_short(dtypes[0])}), or change the kernel"
             return RuntimeError(f"{where} must be {wanted} ({self.type}), got {got}; pass {cure}")
+        if x.layout is not torch.strided:
+            return RuntimeError(
+                f"{where} must be dense, got {x.layout}; pass {self.name or 'x'}.to_dense()"
+            )
         if not x.is_contiguous():
             return RuntimeError(
                 f"{where} must be contiguous, got shape {tuple(x.shape)} with strides "
@@ -161,6 +170,12 @@ class Parameter:
             )
         if x.dtype.is_complex and x.is_conj():
             return RuntimeError(f"{where} is a lazy conjugate; pass it with .resolve_conj()")
+        if x.is_neg():
+            return RuntimeError(f"{where} is lazily negated; pass it with .resolve_neg()")
+        if not _address(x):
+            return RuntimeError(
+                f"{where} has no memory of its own: it is torch.func's, a fake one, or was freed"
+            )
         return RuntimeError(
             f"{where} must lie at a multiple of {alignment} bytes for {self.type}, "
             f"got {x.data_ptr():#x}; pass {self.name or 'x'}.clone()"
@@ -182,16 +197,17 @@ class Parameter:
             )
 
         def to_float(x):
-            if x.__class__ is float or isinstance(x, numbers.Real):
+            if not isinstance(x, numbers.Real):
+                raise refused(x, "")
+            try:
+                value = float(x)
                 if code == "H":
-                    return _bfloat16(float(x))
+                    return _bfloat16(value)
                 if code != "d":
-                    try:
-                        pack(x)
-                    except OverflowError:
-                        raise refused(x, f"within the range of {self.type}") from None
-                return float(x)
-            raise refused(x, "")
+                    pack(value)
+            except OverflowError:
+                raise refused(x, f"within the range of {self.type}") from None
+            return value
 
         def to_integer(x):
             if x.__class__ is not int:
@@ -225,9 +241,20 @@ class Parameter:
         return data
 
 
+def _address(x: torch.Tensor) -> int:
+    """Where a tensor's elements lie; 0 where they lie nowhere."""
+    try:
+        return x.data_ptr()
+    except RuntimeError:
+        return 0
+
+
 def _bfloat16(x: float) -> int:
-    """The bits of a float rounded to bfloat16."""
-    return int(torch.tensor(x).bfloat16().view(torch.int16)) & 0xFFFF
+    """The bits of a float rounded to bfloat16; OverflowError beyond its range."""
+    rounded = torch.tensor(x, dtype=torch.float64).bfloat16()
+    if math.isfinite(x) and not rounded.isfinite():
+        raise OverflowError
+    return int(rounded.view(torch.int16)) & 0xFFFF
 
 
 def _short(dtype: torch.dtype) -> str:

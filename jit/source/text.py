@@ -1,4 +1,4 @@
-"""What the text of a CUDA source says without a compiler: its kernels, and names of parameters.
+"""Read the text of a CUDA source without a compiler: its kernels, and names of parameters.
 
 Types are not read here: the compilers tell them, whatever macros, templates and typedefs they hide
 behind (signature.py).
@@ -7,13 +7,9 @@ behind (signature.py).
 import re
 from dataclasses import dataclass
 
+from ..errors.cxx import TYPES, blanked, closing, without_directives
 from .signature import split_commas
 
-_NOT_CODE = re.compile(
-    r'//(?:\\\n|[^\n])*|/\*.*?\*/|R"(?P<mark>[^()\\\s]{0,16})\(.*?\)(?P=mark)"'
-    r"|\"(?:\\.|[^\"\\\n])*\"|(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+'",
-    re.DOTALL,
-)
 _TOKEN = re.compile(
     r"\bnamespace\s+([\w:]*)\s*\{|\bextern\s*\"[^\"]*\"\s*\{|\btemplate\s*<|\b__global__\b|[{};]"
 )
@@ -34,17 +30,6 @@ class Kernel:
     template: bool
 
 
-def blanked(source: str, strings: bool = True) -> str:
-    """`source` with comments (and strings) turned to blanks, every character where it was."""
-
-    def blank(match: re.Match) -> str:
-        text = match[0]
-        keep = not strings and text[0] not in "/"
-        return text if keep else re.sub(r"[^\n]", " ", text)
-
-    return _NOT_CODE.sub(blank, source)
-
-
 def with_cxx_names(source: str) -> str:
     """`source` with its kernels' linkage turned to C++'s, whose symbols spell out all types."""
     code, parts, end = blanked(source, strings=False), [], 0
@@ -56,8 +41,7 @@ def with_cxx_names(source: str) -> str:
 
 def kernels(source: str, marker: str = "__global__") -> list[Kernel]:
     """The kernels of a source, or of a preprocessed one where `__global__` has become `marker`."""
-    code = re.sub(r"^[ \t]*#.*(?:\\\n.*)*", lambda m: re.sub(r"[^\n]", " ", m[0]),
-                  blanked(source, strings=False), flags=re.MULTILINE)  # fmt: skip
+    code = without_directives(blanked(source, strings=False))
     if marker != "__global__":
         code = code.replace(marker, "__global__".ljust(len(marker)))
     code = re.sub(
@@ -67,15 +51,15 @@ def kernels(source: str, marker: str = "__global__") -> list[Kernel]:
     while match := _TOKEN.search(code, position):
         position, token = match.end(), match[0]
         if token.endswith("<"):
-            template, position = True, _closing(code, position, "<", ">")
+            template, position = True, closing(code, position, "<", ">")
         elif token == "__global__":
             head = re.compile(r"(?:[^;{}()]|\([^;{}()]*\))*?\b(\w+)\s*\(").match(code, position)
             while head and head[1] in _ATTRIBUTES:
-                after = _closing(code, head.end(), "(", ")")
+                after = closing(code, head.end(), "(", ")")
                 head = re.compile(r"[^;{}()]*?\b(\w+)\s*\(").match(code, after)
             if not head:
                 continue
-            position = _closing(code, head.end(), "(", ")")
+            position = closing(code, head.end(), "(", ")")
             names = _names(code[head.end() : position - 1])
             path = "::".join([*filter(None, scopes), head[1]])
             if path not in found or code[position:].lstrip()[:1] == "{":
@@ -91,16 +75,6 @@ def kernels(source: str, marker: str = "__global__") -> list[Kernel]:
     return [*found.values()]
 
 
-def _closing(code: str, position: int, opens: str, closes: str) -> int:
-    """Behind the bracket that closes the one just before `position`."""
-    depth = 1
-    while depth and position < len(code):
-        character = code[position]
-        depth += (character == opens) - (character == closes)
-        position += 1
-    return position
-
-
 def _names(parameters: str) -> tuple[str, ...]:
     """The name of each parameter, "" where it has none or one cannot tell."""
     names = []
@@ -112,7 +86,6 @@ def _names(parameters: str) -> tuple[str, ...]:
 
 
 def _is_type(word: str, text: str) -> bool:
-    """Whether the last word of a parameter is its type: `const float`, `unsigned int`."""
+    """True if the last word of a parameter is its type: `const float`, `unsigned int`."""
     others = re.sub(r"\b(?:const|volatile|struct|typename)\b", "", text)
-    return word in ("int", "long", "short", "char", "float", "double", "bool", "const", "unsigned",
-                    "__restrict__") or others.split() == [word]  # fmt: skip
+    return word in TYPES | {"const", "__restrict__"} or others.split() == [word]

@@ -1,4 +1,6 @@
-"""What `python -m loader` offers: doctor, profile, sanitize and the rest of the command line.
+"""The command line, `python -m loader`: doctor, profile, sanitize, the cache's care, benchmarks.
 
-May import every other room; none imports it.
+Doors: `cli` (the command line), `doctor` (`loader.doctor`), `main` (`python -m loader` of a wheel).
+
+Imports every other room; none imports it.
 """

@@ -59,15 +59,20 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--in", dest="folder", metavar="FOLDER", help="a folder for loader.Library, not this one"
     )
+    new.add_argument(
+        "--args", nargs="+", metavar="ARG", help="names of its arguments: elementwise in all"
+    )
     new.add_argument("--like", choices=("square", "add2"), default="square", help="made of which")
     doctor = command(
         _doctor, "doctor", "check all that a build needs; exit status 0 if it is there"
     )
     doctor.add_argument("--json", action="store_true", help="for bug reports")
     cache = command(_cache, "cache", "list what the build cache holds, or make room in it")
-    cache.add_argument("--prune", action="store_true", help="remove what was not used for longest")
-    cache.add_argument("--max-size", metavar="SIZE", help="until no more is left, e.g. 500MB")
-    cache.add_argument("--max-age", metavar="AGE", help="what was not used for so long, e.g. 30d")
+    cache.add_argument("--prune", action="store_true", help="make room as a build would")
+    cache.add_argument("--max-size", metavar="SIZE", help="remove all but so much, e.g. 500MB")
+    cache.add_argument(
+        "--max-age", metavar="AGE", help="remove what was not used for so long, e.g. 30d"
+    )
     cache.add_argument("--clear", action="store_true", help="remove all that is not in use")
     profile = command(_profile, "profile", "measure one operator's CUDA kernels with NVIDIA's ncu")
     profile.add_argument("operator")
@@ -81,8 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     for tool in (profile, sanitize):
         tool.add_argument("--in", dest="folder", metavar="FOLDER", help="of this loader.Library")
     bench = command(_bench, "bench", "run a benchmark of bench/ and keep its results")
-    names = sorted(path.stem for path in (_ROOT / "bench").glob("*.py") if path.stem != "harness")
-    bench.add_argument("name", choices=names, help="its own options follow")
+    bench.add_argument("name", choices=_benchmarks() or None, help="its own options follow")
     return parser
 
 
@@ -117,7 +121,8 @@ def _new(options, _) -> int:
     from ..operators.new import create
 
     folder = Path(options.folder).expanduser() if options.folder else None
-    print(create(options.name, folder, options.like, frozenset(dir(_loader()))))
+    public = frozenset(dir(_loader()))
+    print(create(options.name, folder, options.like, public, options.args))
     return 0
 
 
@@ -138,14 +143,15 @@ def _cache(options, _) -> int:
     from ..errors.table import bytes_text
 
     store = Store(settings.cache_dirs(_ROOT))
-    if not (options.prune or options.clear):
-        print(cache.listing(store))
-        return 0
-    most = settings.size(options.max_size, "--max-size") if options.max_size else None
-    age = settings.age(options.max_age, "--max-age") if options.max_age else None
+    given = options.max_size, options.max_age
+    most = None if given[0] is None else settings.size(given[0], "--max-size")
+    age = None if given[1] is None else settings.age(given[1], "--max-age")
     if options.clear:
         most, age = 0, None
     elif most is None and age is None:
+        if not options.prune:
+            print(cache.listing(store))
+            return 0
         most = settings.cache_limit()
     removed, freed, kept = cache.prune(store, most, age)
     left = f"; {kept} in use stay" if kept else ""
@@ -168,7 +174,14 @@ def _sanitize(options, _) -> int:
     return sanitize(loader, options.operators, options.folder, tuple(options.tool or TOOLS))
 
 
+def _benchmarks() -> list[str]:
+    """The names of the benchmarks, which an installed copy has none of."""
+    return sorted(path.stem for path in (_ROOT / "bench").glob("*.py") if path.stem != "harness")
+
+
 def _bench(options, rest: list[str]) -> int:
+    if not _benchmarks():
+        raise ValueError("bench: the benchmarks are in loader's checkout; this copy is installed")
     _loader()
     sys.path.insert(0, str(_ROOT / "bench"))
     importlib.import_module(options.name).main(rest)

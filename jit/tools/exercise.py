@@ -5,7 +5,6 @@ arguments.
 """
 
 import glob
-import json
 import os
 import shutil
 import sys
@@ -13,10 +12,7 @@ import sys
 import torch
 from torch import Tensor
 
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1])['sys_path']; "
-    "from loader.jit.tools.exercise import main; main()"
-)
+from ..machine import child
 
 
 def prepare(owner, name: str):
@@ -58,19 +54,17 @@ def command(name: str, folder: str | None, way: str) -> list[str]:
     `profile`: with its benchmark, once between two marks for a profiler, when all is warm.
     `samples`: with each of its samples.
     """
-    order = {"sys_path": sys.path, "name": name, "folder": folder, "way": way}
-    return [sys.executable, "-c", _START, json.dumps(order)]
+    return child.command("tools.exercise.main", name, folder, way)
 
 
-def main() -> None:
-    """Do what the order on the command line says."""
+def main(name: str, folder: str | None, way: str) -> None:
+    """Run the operator in this process, as `command` says."""
     import loader
 
-    order = json.loads(sys.argv[1])
-    owner = loader.Library(order["folder"]) if order["folder"] else loader
-    side = owner._session.module(order["name"])
-    function = getattr(side, order["name"])
-    if order["way"] == "samples":
+    owner = loader.Library(folder) if folder else loader
+    side = owner._session.module(name)
+    function = getattr(side, name)
+    if way == "samples":
         for arguments in side.samples("cuda"):
             run(function, arguments)
     else:

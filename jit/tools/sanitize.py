@@ -39,7 +39,7 @@ def sanitize(loader, names: list[str], folder: str | None, tools: tuple[str, ...
 
 
 def _findings(program: str, tool: str, name: str, folder: str | None) -> str:
-    """What a tool found in an operator; empty where nothing."""
+    """Return what a tool found in an operator; empty where nothing."""
     done = subprocess.run(
         [
             *(program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "10"),

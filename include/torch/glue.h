@@ -1,0 +1,193 @@
+// The torch side that every operator's `ops/X.cpp` shares, on torch's stable ABI: checks with their
+// messages, dtypes, and the launch on the caller's device, stream and threads.
+#pragma once
+#include <sys/mman.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "common.h"
+
+#ifdef OCTET_CUDA
+// Declared by torch only where CUDA's own headers are included, which nothing here needs.
+extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+#define OCTET_CUDA_LAUNCHER(function) (&(function))
+#else
+#define OCTET_CUDA_LAUNCHER(function) static_cast<decltype(&(function))>(nullptr)
+#endif
+
+#define OCTET_TEXT(x) OCTET_TEXT_OF(x)
+#define OCTET_TEXT_OF(x) #x
+#define OCTET_TORCH_CUDA OCTET_TEXT(OCTET_CUDA_VERSION)  // of the torch that this is built for
+#define OCTET_NVCC_WHEELS                                                        \
+    "'nvidia-cuda-nvcc==" OCTET_TORCH_CUDA ".*' 'nvidia-nvvm==" OCTET_TORCH_CUDA \
+    ".*' 'nvidia-cuda-crt==" OCTET_TORCH_CUDA ".*'"
+
+using torch::stable::Tensor;
+
+/// Registers a schema, unless loader declared it when it was imported: jit/operators/schemas.py,
+/// which names its process, since the environment goes on to others.
+inline void define(torch::stable::detail::StableLibrary& m, const std::string& schema) {
+    const char* const declared = std::getenv("OCTET_DECLARED");
+    char* names = nullptr;
+    if (declared && std::strtol(declared, &names, 10) == getpid()) {
+        const std::string name = " " + schema.substr(0, schema.find('(')) + " ";
+        if ((std::string(names) + " ").find(name) != std::string::npos) return;
+    }
+    m.def(schema.c_str());
+}
+
+/// Throws what Python sees as RuntimeError, with this text alone.
+[[noreturn]] inline void raise(const char* op, const std::string& what) {
+    throw std::runtime_error(std::string(op) + ": " + what);
+}
+
+inline std::string shape_text(const Tensor& x) {
+    std::string text = "(";
+    for (int64_t d = 0; d < x.dim(); ++d) text += (d ? ", " : "") + std::to_string(x.size(d));
+    return text + (x.dim() == 1 ? ",)" : ")");
+}
+
+inline std::string device_text(const Tensor& x) {
+    if (x.is_cpu()) return "cpu";
+    return (x.is_cuda() ? "cuda:" : "device ") + std::to_string(x.get_device_index());
+}
+
+inline std::string dtype_text(const Tensor& x) {
+    static const char* const names[] = {"uint8",     "int8",      "int16",      "int32",
+                                        "int64",     "float16",   "float32",    "float64",
+                                        "complex32", "complex64", "complex128", "bool"};
+    const int code = int(x.scalar_type());
+    if (x.scalar_type() == torch::headeronly::ScalarType::BFloat16) return "bfloat16";
+    return code < 12 ? names[code] : "dtype number " + std::to_string(code);
+}
+
+/// One of the four element types, or an error that names the argument.
+inline DType dtype_of(const char* op, const char* argument, const Tensor& x) {
+    using torch::headeronly::ScalarType;
+    switch (x.scalar_type()) {
+        case ScalarType::Float: return DType::kFloat;
+        case ScalarType::Double: return DType::kDouble;
+        case ScalarType::Half: return DType::kHalf;
+        case ScalarType::BFloat16: return DType::kBFloat16;
+        default:
+            raise(op, std::string(argument) +
+                          " must be float32, float64, float16 or bfloat16, got " + dtype_text(x) +
+                          "; convert it, e.g. " + argument + ".float()");
+    }
+}
+
+/// A dense tensor on a device that this build has kernels for.
+inline void check_tensor(const char* op, const char* argument, const Tensor& x) {
+    if (!x.defined()) raise(op, std::string(argument) + " must be a tensor, got None");
+    int32_t layout = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(x.get(), &layout));
+    if (layout != aoti_torch_layout_strided())
+        raise(op, std::string(argument) +
+                      " must be a dense tensor, got a sparse or packed one; use " + argument +
+                      ".to_dense()");
+    if (!x.is_cpu() && !x.is_cuda())
+        raise(op, std::string(argument) + " must be on the CPU or a CUDA device, got " +
+                      device_text(x) + "; move it, e.g. " + argument + ".cpu()");
+#ifndef OCTET_CUDA
+    if (x.is_cuda())
+        raise(op,
+              std::string(argument) + " is on " + device_text(x) +
+                  ", but this build is for the CPU only: nvcc was not found, or no GPU; install "
+                  "the CUDA toolkit " OCTET_TORCH_CUDA " or pip install " OCTET_NVCC_WHEELS
+                  ", or name the GPU in TORCH_CUDA_ARCH_LIST, and import loader again");
+#endif
+}
+
+inline void check_same_device(const char* op, const char* first, const Tensor& a,
+                              const char* second, const Tensor& b) {
+    if (a.is_cuda() != b.is_cuda() || a.get_device_index() != b.get_device_index())
+        raise(op, std::string(second) + " must be on the device of " + first + ", " +
+                      device_text(a) + ", got " + device_text(b) + "; move one of them with .to()");
+}
+
+inline void check_same_shape(const char* op, const char* first, const Tensor& a, const char* second,
+                             const Tensor& b, const char* cure = "") {
+    bool same = a.dim() == b.dim();
+    for (int64_t d = 0; same && d < a.dim(); ++d) same = a.size(d) == b.size(d);
+    if (!same)
+        raise(op, std::string(second) + " must have the shape of " + first + ", " + shape_text(a) +
+                      ", got " + shape_text(b) + cure);
+}
+
+inline void check_same_dtype(const char* op, const char* first, const Tensor& a, const char* second,
+                             const Tensor& b, const char* cure = "") {
+    if (a.scalar_type() != b.scalar_type())
+        raise(op, std::string(second) + " must have the dtype of " + first + ", " + dtype_text(a) +
+                      ", got " + dtype_text(b) + cure);
+}
+
+/// A new tensor of `like`'s dtype and device. Not torch::stable::new_empty or empty_like: those go
+/// through the dispatcher, a microsecond of each call.
+inline Tensor new_strided(const Tensor& like, int64_t dims, const int64_t* size,
+                          const int64_t* stride) {
+    int32_t dtype, type, index;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
+    AtenTensorHandle made;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, size, stride, dtype, type, index, &made));
+    return Tensor(made);
+}
+
+/// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
+/// Fresh memory costs a page fault at the first write to each page, which for 4 KiB pages takes
+/// longer than the kernel itself: where it is large the system is asked for 2 MiB pages.
+inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) {
+    int64_t strides[64];
+    int64_t step = 1;
+    for (size_t d = shape.size(); d-- > 0; step *= std::max<int64_t>(shape[d], 1))
+        strides[d] = step;
+    Tensor out = new_strided(like, int64_t(shape.size()), shape.data(), strides);
+#ifdef MADV_HUGEPAGE
+    constexpr uintptr_t kPage = 1 << 21;
+    const uintptr_t bytes = out.numel() * out.element_size();
+    if (out.is_cpu() && bytes >= 2 * kPage) {
+        const auto begin = reinterpret_cast<uintptr_t>(out.data_ptr());
+        const uintptr_t first = (begin + kPage - 1) / kPage, last = (begin + bytes) / kPage;
+        madvise(reinterpret_cast<void*>(first * kPage), (last - first) * kPage, MADV_HUGEPAGE);
+    }
+#endif
+    return out;
+}
+
+/// A new tensor with `like`'s shape too, and its strides where it is dense: torch.empty_like.
+inline Tensor new_like(const Tensor& like) {
+    if (!like.is_contiguous()) return torch::stable::empty_like(like);
+    return new_strided(like, like.dim(), like.sizes().data(), like.strides().data());
+}
+
+/// Runs a kernel on `like`'s device: on the GPU in the caller's current stream, on the CPU over
+/// [0, count) in torch's own threads, `grain` items or more to a thread.
+template <typename Params>
+inline void launch([[maybe_unused]] const char* op, const Tensor& like, const Params& p,
+                   int64_t count, int64_t grain, void (*on_cpu)(const Params*, int64_t, int64_t),
+                   [[maybe_unused]] const char* (*on_cuda)(const Params*, void*)) {
+    if (like.is_cpu()) {
+        torch::stable::parallel_for(0, count, grain,
+                                    [&](int64_t begin, int64_t end) { on_cpu(&p, begin, end); });
+        return;
+    }
+#ifdef OCTET_CUDA
+    const int32_t device = like.get_device_index();
+    const torch::stable::accelerator::DeviceGuard guard(device);
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+    if (const char* error = on_cuda(&p, stream))
+        raise(op, std::string("CUDA launch failed: ") + error);
+#endif
+}

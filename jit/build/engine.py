@@ -1,0 +1,267 @@
+"""One engine for all that is built: a recipe becomes an artifact in the store.
+
+An operator of `import loader`, an extension of `load_inline`, an edit, a CPU kernel from a string
+are recipes: they say what goes in (`inputs`), how it is made in a work folder (`make`), and what a
+person wants to read of a failure (`explain`). The engine does the rest, the same for all:
+
+    find     look the key up in the store, verified by digest: milliseconds, no lock
+    start    build behind, in threads of this process, as many compilers at once as there are cores
+    wait     until a build has ended; what is waited for goes to the front of the queue
+
+Of any number of processes that want one unit, one holds the lock of its work folder and builds; the
+others wait, say for whom, and take over should it die. Whoever is killed when, the store holds
+whole entries or none, and finished objects are there for the next build.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from ..cache.key import key
+from ..cache.lock import FileLock
+from ..cache.store import DISK, Store, cannot_write
+from ..errors import BuildError
+from ..machine import settings
+from .locks import close_lock, open_lock
+from .slots import SLOTS
+from .workshop import CompileError, Workshop
+
+_LOOK_AGAIN = 0.05  # seconds between two looks at what another process builds
+_SAY_AFTER = 1.0  # seconds of waiting for another process that need no word
+_LITTLE = 4 << 20  # bytes free, of which a build takes some
+
+
+class Recipe(Protocol):
+    """What the engine asks of all that is built.
+
+    Attributes:
+        unit: what its entries in the store are called; `label` is what people call it.
+    """
+
+    unit: str
+    label: str
+
+    def inputs(self) -> dict:
+        """Return all that the product depends on, as it is now; the key is its digest."""
+
+    def maker(self, inputs: dict) -> dict:
+        """Return what the work folder depends on: it stays the same over an edit."""
+
+    def check_machine(self) -> None:
+        """Raise BuildError where something to build with is missing."""
+
+    def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
+        """Return the product, which the engine publishes and removes, and facts to keep beside.
+
+        Raises: CompileError.
+        """
+
+    def explain(self, output: str, workshop: Workshop) -> BuildError:
+        """Return the error for what a compiler printed."""
+
+
+def find(recipe: Recipe, store: Store, inputs: dict) -> Path | None:
+    """Return the product made of `inputs`, verified; None where the store has none."""
+    return store.verified(recipe.unit, key(inputs))
+
+
+def refuse_if_never(what: str, store: Store, unit: str | None = None) -> None:
+    """Raise BuildError where LOADER_BUILD=never forbids to build."""
+    if settings.value("LOADER_BUILD") == "never":
+        raise BuildError(
+            f"{what}: there is no build of these sources for this machine in "
+            f"{os.pathsep.join(str(layer.parent) for layer in store.layers)}, and "
+            "LOADER_BUILD=never forbids to compile it; unset that, or run "
+            "`python -m loader build`",
+            unit,
+        )
+
+
+class Job:
+    """One recipe being built by this process, or waited for.
+
+    Attributes:
+        error: what went wrong, once it has ended.
+        result: `built` by this process, `waited` for another one that did, or `failed`.
+        seconds: of the stages `compile`, `link` and `wait`.
+        key: of the product.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        store: Store,
+        why: str = "",
+        cost: int = 0,
+        then: Callable[["Job"], None] = lambda job: None,
+    ):
+        """`why` is the reason where that is not an edit; `then` is called when it has ended."""
+        self.recipe, self.store = recipe, store
+        self.error: BuildError | None = None
+        self.result, self.key = "", ""
+        self.seconds: dict[str, float] = {}
+        self.inputs = recipe.inputs()
+        self.stopped = False
+        self._why, self._then = why, then
+        self._rank = (1, -cost)
+        self._ended = threading.Event()
+        self._workshop: Workshop | None = None
+
+    @property
+    def ended(self) -> bool:
+        """True once there is a result."""
+        return self._ended.is_set()
+
+    def hurry(self) -> None:
+        """Go to the front of the queue: somebody waits for it."""
+        self._rank = (0, self._rank[1])
+        SLOTS.again()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it has ended, for at most this long; True if it has."""
+        return self._ended.wait(seconds)
+
+    def stop(self) -> None:
+        """End its compilers; it ends with an error."""
+        self.stopped = True
+        if workshop := self._workshop:
+            workshop.end()
+
+    def end(self, error: BuildError | None) -> None:
+        """Note the result, and let go who waits."""
+        self.error = error
+        if error:
+            self.result = "failed"
+        try:
+            self._then(self)
+        finally:
+            self._ended.set()
+
+    def run(self, lock: FileLock | None, show: Callable[[dict], None]) -> None:
+        """Build, or wait for who does; raises nothing.
+
+        `lock` is that of the work folder where this process has it already.
+        """
+        name, error = self.recipe.label, None
+        try:
+            show({"unit": name, "state": "compiling" if lock else "queued"})
+            with _locked(self, lock, show) as held:
+                self._build(held)
+        except CompileError:
+            error = BuildError(f"{name}: its build was interrupted", name)
+        except Exception as failure:
+            error = _told(failure, name, self.store)
+        show({"unit": name, "state": "failed" if error else "done"})
+        self.end(error)
+
+    def _build(self, lock: FileLock) -> None:
+        """Make and publish, unless another process has meanwhile.
+
+        What goes in is digested before and after: where somebody saved an edit in between, the
+        product may be made of either, and is made again.
+        """
+        recipe, store = self.recipe, self.store
+        if "wait" in self.seconds:
+            self.inputs = recipe.inputs()
+        for _ in range(5):
+            self.key = key(self.inputs)
+            if find(recipe, store, self.inputs):
+                self.result = "waited"
+                return
+            product, facts = self._make(lock)
+            try:
+                inputs, self.inputs = self.inputs, recipe.inputs()
+                if self.inputs == inputs:
+                    if self._why:
+                        facts["why"] = [self._why]
+                    store.publish(product, inputs, seconds=self.seconds, **facts)
+                    self.result = "built"
+                    return
+            finally:
+                product.unlink(missing_ok=True)
+        raise BuildError(
+            f"{recipe.label}: its sources kept changing while they were compiled; try again",
+            recipe.label,
+        )
+
+    def _make(self, lock: FileLock) -> tuple[Path, dict]:
+        """Run the recipe; an error is noted in the lock, for those who wait."""
+        recipe, store = self.recipe, self.store
+        with Workshop(work_folder(recipe, store, self.inputs), lambda: self._rank) as shop:
+            self._workshop = shop
+            try:
+                if self.stopped:
+                    raise CompileError("the build was ended")
+                return recipe.make(shop, self.inputs)
+            except CompileError as error:
+                if shop.ended or self.stopped:
+                    raise
+                failed = _failed(recipe, str(error), shop, store)
+                lock.note(pid=os.getpid(), key=self.key, failed=[str(failed), failed.log])
+                raise failed from None
+            finally:
+                self.seconds |= shop.seconds
+
+
+def _told(error: Exception, name: str, store: Store) -> BuildError:
+    """Any error as the one that a build raises."""
+    if isinstance(error, BuildError):
+        return error
+    if isinstance(error, OSError) and error.errno in DISK:
+        return cannot_write(store.path.parent, error)
+    known = isinstance(error, (RuntimeError, OSError, ValueError))
+    text = str(error) if known else "".join(traceback.format_exception(error)).strip()
+    return BuildError(f"{name}: {text}", name)
+
+
+def _failed(recipe: Recipe, output: str, shop: Workshop, store: Store) -> BuildError:
+    """The error for what compilers said; of a full disk where that was the cause."""
+    full = re.search(r"Bus error|signal 7\b", output)  # as a linker's map meets it
+    if "No space left on device" in output or (
+        full and shutil.disk_usage(shop.folder).free < _LITTLE
+    ):
+        return cannot_write(store.path.parent, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    return recipe.explain(output, shop)
+
+
+def work_folder(recipe: Recipe, store: Store, inputs: dict) -> Path:
+    """Return the folder in which a recipe is made; its lock lies beside it."""
+    work = store.path.parent / "work"
+    return work / f"{recipe.unit}-{key(recipe.maker(inputs))[:12]}"
+
+
+@contextlib.contextmanager
+def _locked(job: Job, lock: FileLock | None, show: Callable) -> Iterator[FileLock]:
+    """Hold the lock of a recipe's work folder inside.
+
+    Raises: BuildError, the one of the build that was waited for, if that failed on these inputs.
+    """
+    since, said = time.time(), False
+    if lock is None:
+        lock = open_lock(work_folder(job.recipe, job.store, job.inputs))
+    try:
+        while not lock.take():
+            waited, holder = time.time() - since, lock.read()
+            if not said and waited > _SAY_AFTER and holder.get("pid") != os.getpid():
+                said = True
+                show({"unit": job.recipe.label, "state": "waiting", "holder": holder})
+            if job.stopped:
+                raise CompileError("the build was ended")
+            time.sleep(_LOOK_AGAIN)
+            job.seconds["wait"] = time.time() - since
+        noted = lock.read()
+        same = noted.get("key") == key(job.inputs) and noted.get("since", 0) > since
+        if same and "failed" in noted:
+            raise BuildError(noted["failed"][0], job.recipe.label, noted["failed"][1])
+        lock.note(pid=os.getpid())
+        yield lock
+    finally:
+        close_lock(lock)

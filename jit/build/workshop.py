@@ -1,0 +1,270 @@
+"""The folder in which a unit's objects are made, by compilers that are run by their arguments.
+
+No shell reads a flag or a path. An object's name holds a digest of all that went into it, and one
+of its content: it is used again only where both hold, so neither a date nor a damaged file can pass
+for a fresh one. It appears in one step; a compiler that outlives a kill writes to a draft that
+nobody reads.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..cache.store import file_digest
+from .slots import SLOTS
+
+_KEPT = 3  # objects of each source that stay for edits to come back to
+_OLD = 3600  # seconds after which a draft is certainly nobody's
+_KILLED = re.compile(r"\bKilled\b.*\bprogram\b|died due to signal 9\b|was ended by signal 9\b")
+_MEMORY = "it was killed twice; where memory is short, set MAX_JOBS=1"
+
+
+class CompileError(Exception):
+    """A compiler or linker failed; the text is all that it printed."""
+
+
+@dataclass(frozen=True)
+class Compile:
+    """One run of a compiler.
+
+    Attributes:
+        source: that people know, relative to the unit's root; names the object too.
+        command: all arguments but `-c FILE -o OBJECT`.
+        file: what the compiler reads.
+        made_of: gives the digests of the source and of the headers it reaches, by path, as they
+            are when it is called.
+    """
+
+    source: str
+    command: tuple[str, ...]
+    file: str
+    made_of: Callable[[], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Object:
+    """A finished object; with `seconds`, and `said` by the compiler, only if it was made now."""
+
+    source: str
+    path: Path
+    seconds: float | None = None
+    said: str = ""
+
+
+class Workshop:
+    """A work folder whose lock the caller holds.
+
+    Attributes:
+        said: every command that ran, and what it printed.
+        seconds: that compilers (`compile`) and linkers (`link`) have run, added up.
+    """
+
+    def __init__(self, folder: Path, rank: Callable[[], tuple] = tuple, verbose: bool = False):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder, self._rank, self._verbose = folder, rank, verbose
+        self.said: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self._running: set[subprocess.Popen] = set()
+        self._guard = threading.Lock()
+        self._ended = False
+        _open.add(self)
+
+    def __enter__(self) -> "Workshop":
+        """Itself."""
+        return self
+
+    @property
+    def ended(self) -> bool:
+        """True once `end` was called: what fails from then on fails for that reason."""
+        return self._ended
+
+    def __exit__(self, *exception: object) -> None:
+        """End what still runs; a failure in one source must not leave others compiling."""
+        self.end()
+        _open.discard(self)
+
+    def compile(self, jobs: Iterable[Compile]) -> list[Object]:
+        """Make the objects of these sources side by side, or find them here; in their order.
+
+        Raises: CompileError with the output of all that failed. A crash inside leaves finished
+        objects and drafts.
+        """
+        results = in_threads(self._compile, [*jobs])
+        failed = [result for result in results if isinstance(result, CompileError)]
+        if failed:
+            raise CompileError("\n".join(map(str, failed)))
+        self._forget_old(results)
+        return results
+
+    def link(self, command: list[str], name: str) -> Path:
+        """Run a linker (`command` lacks `-o`); the product, under a name that is nobody else's.
+
+        The caller removes it. Raises: CompileError.
+        """
+        draft = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}"
+        status, said = self.run([*command, "-o", draft.name], "link")
+        if status:
+            draft.unlink(missing_ok=True)
+            raise CompileError(said or f"the linker ended with status {status}")
+        return draft
+
+    def run(self, command: list[str], stage: str = "compile", note: bool = True) -> tuple[int, str]:
+        """Run a tool here when a core is free for it; its exit status and all that it printed.
+
+        That is not kept in `said` without `note`.
+        Links go before compilers of the same urgency: each ends somebody's wait. Raises:
+        CompileError once this workshop has been ended.
+        """
+        first = (float("-inf"),) if stage == "link" else ()
+        with SLOTS.take(lambda: (*self._rank()[:1], *first, *self._rank()[1:])):
+            begun = time.perf_counter()
+            with self._guard:
+                if self._ended:
+                    raise CompileError("the build was ended")
+                process = subprocess.Popen(
+                    command,
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, "LC_ALL": "C.UTF-8"},
+                )
+                self._running.add(process)
+            try:
+                out = process.communicate()[0].decode(errors="replace")
+            finally:
+                with self._guard:
+                    self._running.discard(process)
+                    took = time.perf_counter() - begun
+                    self.seconds[stage] = self.seconds.get(stage, 0.0) + took
+        if process.returncode < 0:
+            out += f"{command[0]} was ended by signal {-process.returncode}\n"
+        text = f"{shlex.join(command)}\n{out}"
+        if note:
+            with self._guard:
+                self.said.append(text)
+            if self._verbose:
+                print(text, end="", flush=True)
+        return process.returncode, out
+
+    def end(self) -> None:
+        """End the tools that are running, and what they started."""
+        with self._guard:
+            self._ended = True
+            for process in self._running:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def _compile(self, job: Compile) -> Object | CompileError:
+        """Make or find one object.
+
+        Its sources are digested before and after: an object that somebody edited under the
+        compiler's hands must not get the name of what was there before.
+        """
+        for _ in range(5):
+            made_of = job.made_of()
+            stem = re.sub(r"[^\w.]", "_", os.path.basename(job.source), flags=re.ASCII)
+            went_in = json.dumps([job.command, job.file, sorted(made_of.items())])
+            digest = hashlib.sha256(went_in.encode(errors="surrogateescape")).hexdigest()[:24]
+            if found := self._found(f"{stem}.{digest}"):
+                return Object(job.source, found)
+            made: Object | CompileError
+            try:
+                made = self._make(job, f"{stem}.{digest}")
+            except CompileError as error:
+                made = error
+            if job.made_of() == made_of or self._ended:
+                return made
+        return CompileError(f"{job.source} kept changing while it was compiled")
+
+    def _make(self, job: Compile, name: str) -> Object:
+        """Compile one object; CompileError where that fails."""
+        draft = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}.o"
+        begun = time.perf_counter()
+        try:
+            for _ in range(2):  # once more, as when memory was short for a moment
+                status, said = self.run([*job.command, "-c", job.file, "-o", draft.name])
+                if status == 0 or self._ended or not _KILLED.search(said):
+                    break
+            if status:
+                cure = f"\n{_MEMORY}" if _KILLED.search(said) else ""
+                raise CompileError(said + cure or f"{job.command[0]} ended with status {status}")
+            final = self.folder / f"{name}-{file_digest(draft)[:32]}.o"
+            os.replace(draft, final)
+            return Object(job.source, final, time.perf_counter() - begun, said)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _found(self, name: str) -> Path | None:
+        """The object of this name, its content checked against the digest that it carries."""
+        for path in self.folder.glob(f"{name}-*.o"):
+            with contextlib.suppress(OSError):
+                if path.name == f"{name}-{file_digest(path)[:32]}.o":
+                    os.utime(path)
+                    return path
+            path.unlink(missing_ok=True)
+        return None
+
+    def _forget_old(self, objects: list[Object]) -> None:
+        """Keep the last few objects of each source, and no drafts of the dead."""
+        wanted = {made.path for made in objects}
+        by_source: dict[str, list[tuple[float, Path]]] = {}
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                used = path.stat().st_mtime
+                if path.name.startswith("."):
+                    if used < time.time() - _OLD:
+                        path.unlink()
+                elif path.suffix == ".o":
+                    by_source.setdefault(path.name.rsplit(".", 2)[0], []).append((used, path))
+        for found in by_source.values():
+            for _, path in sorted(found, reverse=True)[_KEPT:]:
+                if path not in wanted:
+                    path.unlink(missing_ok=True)
+
+
+_open: set[Workshop] = set()  # of this process, for its end
+
+
+def end_all() -> None:
+    """End every compiler that this process has started."""
+    for workshop in [*_open]:
+        workshop.end()
+
+
+os.register_at_fork(after_in_child=_open.clear)  # a parent's compilers are not its child's to end
+
+
+def in_threads(function: Callable, items: list) -> list:
+    """Return `function` of each item, each in a thread; the first exception where one raises.
+
+    The threads are daemons: an interpreter that ends does not wait for a compiler.
+    """
+    results: list = [None] * len(items)
+
+    def call(i: int) -> None:
+        try:
+            results[i] = True, function(items[i])
+        except BaseException as error:
+            results[i] = False, error
+
+    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(items))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for ok, result in results:
+        if not ok:
+            raise result
+    return [result for _, result in results]

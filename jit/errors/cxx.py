@@ -1,0 +1,136 @@
+"""The text of C++ and CUDA sources, read without a compiler: what is code, and what it names.
+
+Every function that blanks keeps the length of the text and its line breaks, so that a place found
+in what is left is a place in the source.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_KEYWORDS = """
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
+char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+constinit continue decltype default delete do double dynamic_cast else enum explicit export extern
+false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr
+operator or or_eq private protected public register reinterpret_cast requires return short signed
+sizeof static static_assert static_cast struct switch template this thread_local throw true try
+typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+"""
+_TYPES = "bool char double float int long short signed unsigned void wchar_t"
+_STATEMENTS = "case co_await co_return co_yield delete else goto new return throw"
+KEYWORDS = frozenset(_KEYWORDS.split())
+TYPES = frozenset(_TYPES.split())  # that are, or end, the name of a type
+STATEMENTS = frozenset(_STATEMENTS.split())  # before an expression, where a type might stand
+
+_SPLICE = r"(?:\\\r?\n)*"  # continued lines, which may part even `/` from `*`
+_NOT_CODE = re.compile(
+    rf"(?P<comment>/{_SPLICE}/(?:\\\r?\n|[^\n])*|/{_SPLICE}\*.*?(?:\*{_SPLICE}/|\Z))"
+    r'|(?<!\w)(?:u8|[uUL])?R"(?P<mark>[^()\\\s"]{0,16})\(.*?(?:\)(?P=mark)"|\Z)'
+    r'|(?:(?<!\w)(?:u8|[uUL]))?"(?:\\\r\n|\\.|[^"\\\n])*"'
+    # An apostrophe behind a digit or a letter parts the digits of a number: 1'000.
+    r"|(?<!\w)(?:u8|[uUL])?'(?:\\\r\n|\\.|[^'\\\n])+'",
+    re.DOTALL,
+)
+_DIRECTIVE = re.compile(
+    rf"^[ \t]*#(?:[ \t]|{_SPLICE})*(?P<name>\w*)[ \t]*(?P<rest>(?:\\\r?\n|[^\n])*)", re.MULTILINE
+)
+_INCLUDE = re.compile(r'(?:<(?P<system>[^>\n]+)>|"(?P<quoted>[^"\n]+)")')
+
+
+def blanked(text: str, strings: bool = True) -> str:
+    """Return `text` with comments turned to blanks; strings and characters too, unless told not to.
+
+    A prefix such as `u8R` is blanked with its string. What does not end is blanked to the end of
+    the text, but for a string or character, which is left as it is.
+    """
+
+    def blank(match: re.Match) -> str:
+        if match["comment"] is None and not strings:
+            return match[0]
+        return _blanks(match[0])
+
+    return _NOT_CODE.sub(blank, text)
+
+
+def without_directives(code: str) -> str:
+    """Return `code`, in which comments are blanked, with its preprocessor's lines blanked too."""
+    return _DIRECTIVE.sub(lambda match: _blanks(match[0]), code)
+
+
+def _blanks(text: str) -> str:
+    return re.sub(r"[^\r\n]", " ", text)
+
+
+@dataclass(frozen=True)
+class Directive:
+    """A line of the preprocessor's, with the lines that continue it; `rest` as it is written."""
+
+    name: str
+    rest: str
+    begin: int
+    end: int
+
+
+def directives(text: str) -> Iterator[Directive]:
+    """Yield the preprocessor's lines of a source, comments left out."""
+    code = blanked(text)
+    for match in _DIRECTIVE.finditer(blanked(text, strings=False)):
+        if code.find("#", match.start(), match.end()) < 0:
+            continue  # within a string of several lines
+        yield Directive(match["name"], match["rest"].strip(), match.start(), match.end())
+
+
+@dataclass(frozen=True)
+class Include:
+    """A header's name as a source has it; `quoted` where that is "name" and not <name>."""
+
+    name: str
+    quoted: bool
+
+
+def includes(text: str) -> list[Include]:
+    """Return the headers that a source includes by name, in its order."""
+    found = []
+    for directive in directives(text):
+        match = _INCLUDE.match(directive.rest) if directive.name == "include" else None
+        if match:
+            found.append(Include(match["system"] or match["quoted"], match["system"] is None))
+    return found
+
+
+def identifiers(code: str) -> set[str]:
+    """Return the words of a text without comments and strings, keywords left out."""
+    return {*re.findall(r"(?<!\w)(?<!\d\.)[A-Za-z_]\w*", code)} - KEYWORDS
+
+
+def closing(code: str, position: int, opens: str, closes: str) -> int:
+    """Return the place behind the bracket that closes the one just before `position`."""
+    depth = 1
+    while depth and position < len(code):
+        character = code[position]
+        depth += (character == opens) - (character == closes)
+        position += 1
+    return position
+
+
+def literal(text: str) -> str:
+    """Return a C++ string literal of `text`, in one line."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return '"' + escaped.replace("\r", "\\r").replace("??", "?\\?") + '"'
+
+
+def demangled(text: str) -> str:
+    """Return `text` with its symbols as C++ spells them, where c++filt is there to tell."""
+    program = shutil.which("c++filt") if "_Z" in text else None
+    if program is None:
+        return text
+    try:
+        done = subprocess.run(
+            [program], input=text, capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return text
+    return done.stdout

@@ -1,0 +1,166 @@
+"""What `load` and `load_inline` were asked for: arguments checked, as plain data."""
+
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source as text: a file, or strings that were joined, under the name that errors show."""
+
+    name: str
+    text: str
+    cuda: bool
+    folder: str = ""  # of a file: where its own "headers" lie
+
+    @property
+    def content(self) -> bytes:
+        """The text as it is on disk."""
+        return self.text.encode(errors="surrogateescape")
+
+
+@dataclass(frozen=True)
+class Extension:
+    """All that was asked for, in plain data."""
+
+    name: str
+    sources: tuple[Source, ...]
+    functions: dict[str, str] | None  # name to docstring, bound behind the first source
+    cflags: tuple[str, ...]
+    cuda_cflags: tuple[str, ...]
+    ldflags: tuple[str, ...]
+    include_paths: tuple[str, ...]
+    with_cuda: bool
+    is_python_module: bool
+    is_standalone: bool
+    implicit_headers: bool = False
+    error_handling: bool = True
+    callers: tuple[str, ...] = field(default=(), compare=False)  # files to look for a string in
+
+    @property
+    def unit(self) -> str:
+        """The name of its builds in the store."""
+        return f"inline.{self.name}"
+
+
+def common(call: str, name, cflags, cuda_cflags, ldflags, include_paths):
+    """Return a function that puts the checked arguments of both calls around the others."""
+    if not isinstance(name, str):
+        raise TypeError(f"{call}: name must be a str, got {type(name).__name__}")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise ValueError(
+            f"{call}: name must be a Python identifier of ASCII letters, got {name!r}; "
+            "it becomes the name of the module"
+        )
+    flags = [
+        tuple(listed(call, argument, value))
+        for argument, value in (
+            ("extra_cflags", cflags),
+            ("extra_cuda_cflags", cuda_cflags),
+            ("extra_ldflags", ldflags),
+        )
+    ]
+    folders = listed(call, "extra_include_paths", include_paths, os.PathLike)
+    absolute = tuple(os.path.abspath(os.fspath(folder).strip()) for folder in folders)
+    return lambda sources, functions: (name, sources, functions, *flags, absolute)
+
+
+def listed(call: str, argument: str, value, *kinds: type) -> list:
+    """Return a list of strings (or of `kinds`); TypeError for anything else."""
+    if value is None:
+        return []
+    if isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, (list, tuple)):
+        cure = f"; write [{value!r}]" if isinstance(value, str) else ""
+        raise TypeError(
+            f"{call}: {argument} must be a list of str, got {type(value).__name__}{cure}"
+        )
+    for item in value:
+        if not isinstance(item, (str, *kinds)):
+            raise TypeError(
+                f"{call}: {argument} must hold str, got {type(item).__name__} ({item!r:.60})"
+            )
+        if isinstance(item, str) and ("\0" in item or ("\n" in item and argument != "sources")):
+            raise ValueError(f"{call}: {argument} must not hold line breaks or NUL, got {item!r}")
+    return [*value]
+
+
+def strings(argument: str, value) -> list[str]:
+    """Return sources as a list of texts; TypeError or ValueError for what is no text."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, (list, tuple)):
+        raise TypeError(
+            f"load_inline: {argument} must be a str or a list of str, got {type(value).__name__}"
+        )
+    for text in given:
+        if not isinstance(text, str):
+            cure = "; decode it first" if isinstance(text, bytes) else ""
+            raise TypeError(
+                f"load_inline: {argument} must be C++ as str, got {type(text).__name__}{cure}"
+            )
+        if "\0" in text:
+            raise ValueError(f"load_inline: {argument} has a NUL character in it, so is no text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"load_inline: {argument} is no text that can be encoded: {error.reason} at "
+                f"character {error.start}"
+            ) from None
+    return [*given]
+
+
+def functions_named(functions) -> dict[str, str] | None:
+    """Return the functions to bind, each with its docstring."""
+    if functions is None:
+        return None
+    if isinstance(functions, str):
+        functions = [functions]
+    if not isinstance(functions, (list, tuple, dict)):
+        raise ValueError(
+            "load_inline: functions must be a list of names or a dict from name to docstring, got "
+            f"{type(functions).__name__}"
+        )
+    named = dict(functions) if isinstance(functions, dict) else {name: name for name in functions}
+    for name, doc in named.items():
+        if not isinstance(name, str) or not isinstance(doc, str):
+            raise TypeError(
+                f"load_inline: functions must hold names and docstrings as str, got {name!r}: "
+                f"{doc!r:.60}"
+            )
+        if not re.fullmatch(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*", name, re.ASCII):
+            raise ValueError(f"load_inline: functions must hold names of functions, got {name!r}")
+    return named
+
+
+def source_file(path) -> Source:
+    """Return a file as a source; OSError where it cannot be read."""
+    path = os.path.abspath(os.fspath(path))
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"load: the source cannot be read: {error.strerror}", path
+        ) from None
+    text = content.decode(errors="surrogateescape")
+    return Source(path, text, path.endswith((".cu", ".cuh")), os.path.dirname(path))
+
+
+def refuse_sycl(call: str, with_sycl, *others) -> None:
+    """Raise NotImplementedError where SYCL is asked for."""
+    if with_sycl or any(others):
+        raise NotImplementedError(
+            f"{call}: SYCL sources and flags are not supported, C++ and CUDA are; for SYCL use "
+            f"torch.utils.cpp_extension.{call}"
+        )
+
+
+def callers() -> tuple[str, ...]:
+    """Return the files of those who called `load_inline`, the nearest first: one has the string."""
+    frame, files = sys._getframe(2), []
+    while frame and len(files) < 6:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return tuple(dict.fromkeys(files))

@@ -1,0 +1,124 @@
+"""What a person reads of an extension that could not be built or loaded, and what it tells us."""
+
+import contextlib
+import ctypes
+import difflib
+import re
+from pathlib import Path
+
+from ..build.workshop import Workshop
+from ..errors import BuildError, cxx
+from ..errors.diagnose import explain_failure
+from .arguments import Extension
+from .levels import torch_include
+from .places import Places
+
+_CURE = (
+    "Name the functions to bind in `functions`, or write PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
+)
+# A text with one of these may define a module's entry in a way that is not written out.
+_ENTRY = re.compile(r"PyInit|MODULE|TORCH_EXTENSION_NAME|##", re.IGNORECASE)
+_UNDEFINED = re.compile(r"undefined symbol: (\w+)")
+_OF_TORCH = re.compile(r"(?:[\w:<>*& ]+ )?(?:at|c10|torch|caffe2|pybind11)::")
+
+
+def could_not_be_built(extension: Extension, output: str, workshop: Workshop) -> BuildError:
+    """Return the first errors, told of the caller's own lines, and where the whole output lies."""
+    causes = _unknown_functions(extension) or explain_failure(
+        output, workshop.folder, _names(extension)
+    )
+    causes = Places(extension).in_callers_words(causes)
+    log, where = workshop.folder.parent / f"{extension.unit}.log", ""
+    with contextlib.suppress(OSError):
+        log.write_text("\n".join(workshop.said))
+        where = f"\nThe whole output is in {log}"
+    name = extension.name
+    return BuildError(
+        f"{name} could not be built:\n{causes}{where}", name, str(log) if where else None
+    )
+
+
+def does_not_load(extension: Extension, failure: str) -> BuildError:
+    """Return the error of a library that was built and cannot be loaded."""
+    cause = explain_failure(failure, Path("/"), _names(extension))
+    hint = ""
+    if extension.is_python_module and "init function" in failure.replace("export", "init"):
+        cure = _CURE if extension.callers else _CURE.partition(", or ")[2]
+        hint = f"\n{cure[0].upper()}{cure[1:]}"
+    return BuildError(
+        f"{extension.name}: it compiles, but does not load:\n{cause}{hint}", extension.name
+    )
+
+
+def no_module(extension: Extension, files: dict[str, str]) -> BuildError | None:
+    """Return the error of sources that define no module, as far as their text shows; else None.
+
+    `files` are all that an extension is made of: where one is a header of the caller's, it counts
+    too. A library on the linker's command line may hold the entry, and is not looked into.
+    """
+    flags = [*extension.cflags, *extension.cuda_cflags]
+    if not extension.is_python_module or extension.functions is not None or extension.ldflags:
+        return None
+    texts = [*flags, *(source.text for source in extension.sources)]
+    for file in files:
+        with contextlib.suppress(OSError):
+            texts.append(Path("/", file).read_text(errors="replace"))
+    if any(map(_ENTRY.search, texts)):
+        return None
+    name, cure = extension.name, _CURE if extension.callers else _CURE.partition(", or ")[2]
+    return BuildError(
+        f"{name}: nothing in its sources makes it a Python module:\n{cure[0].upper()}{cure[1:]}\n"
+        "To load it as a library (TORCH_LIBRARY) set is_python_module=False",
+        name,
+    )
+
+
+def torch_may_have(failure: str, extension: Extension, levels: list[str]) -> bool:
+    """True if what a library lacks when it is loaded may be there when it is made in torch's way.
+
+    So it is for a symbol of torch's, and for a kernel whose stub the host's half did not find.
+    """
+    if "init function" in failure.replace("export", "init"):
+        return False
+    narrow = {level.rpartition(" ")[2] for level in levels} - {"full"}
+    missing = _UNDEFINED.search(failure)
+    if not missing or not narrow:
+        return bool(narrow)
+    name = cxx.demangled(missing[1])
+    kernels = {
+        match[1]
+        for source in extension.sources
+        for match in re.finditer(r"\b__global__[^;{(]*?(\w+)\s*\(", cxx.blanked(source.text))
+    }
+    if kernels & cxx.identifiers(name) or _OF_TORCH.match(name):
+        return True
+    return any(_has(library, missing[1]) for library in torch_include().parent.glob("lib/*.so"))
+
+
+def _has(library: Path, symbol: str) -> bool:
+    try:
+        return hasattr(ctypes.CDLL(str(library)), symbol)
+    except OSError:
+        return False
+
+
+def _names(extension: Extension) -> tuple[str, ...]:
+    return tuple(source.name for source in extension.sources)
+
+
+def _unknown_functions(extension: Extension) -> str:
+    """Tell which names in `functions` the C++ source does not have."""
+    source, *cuda = [cxx.blanked(source.text) for source in extension.sources]
+    if "##" in source:
+        return ""  # a macro may make any name
+    there, said = {*re.findall(r"\w+", source)}, []
+    for name in extension.functions or ():
+        if name.rpartition("::")[2] in there:
+            continue
+        declared = re.search(rf"^[^\n;{{}}#]*\b{name}\s*\([^)]*\)", "\n".join(cuda), re.M)
+        close = difflib.get_close_matches(name, re.findall(r"(\w+)\s*\(", source), 1)
+        cure = f"; did you mean {close[0]!r}?" if close else ""
+        if declared:
+            cure = f": declare it there: {' '.join(declared[0].split())};"
+        said.append(f"functions: {name!r} is not in cpp_sources{cure}")
+    return "\n".join(said)

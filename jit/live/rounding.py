@@ -1,0 +1,105 @@
+"""How far arithmetic in float32 may be from the exact result, element by element.
+
+The reference runs in float64, whatever dtype it asks for; then again with its arguments and each
+intermediate result off by several roundings of float32, at random or all in one direction (Monte
+Carlo arithmetic: Vignes 1993, Parker 1997). How far an element moves is what float32 does to it:
+little where terms agree, much where they cancel, a whole level where a number is next to a tie. No
+operator has to say how many operations it takes.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+UNIT = 2.0**-24  # half of float32's spacing at 1
+
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Level(NamedTuple):
+    """How the reference is rounded in one run: by up to `units`; up (1), down (-1), at random."""
+
+    units: float
+    way: int = 0
+    seed: int = 0
+
+
+EXACT = Level(0)
+# Few kernels need more than the first two. All the way in one direction, a number next to a tie
+# crosses it; by chance an element may stay where it was, but not in every run.
+LEVELS = Level(8, 1), Level(8), Level(8, -1), *(Level(8, seed=seed) for seed in range(1, 6))
+
+
+class Rounding(TorchDispatchMode):
+    """PyTorch within computes in float64, each result rounded as `level` says."""
+
+    def __init__(self, level: Level):
+        super().__init__()
+        self._level = level
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def off(self, x: Tensor) -> Tensor:
+        """Return an argument in float64, off by as much as a result would be.
+
+        Other formulas round where that of the reference is exact, as x + 1 near -1.
+        """
+        wide = x.detach().double()
+        if not self._level.units:
+            return wide
+        return (wide + wide.abs() * self._noise(wide)).float().double()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here; and it would import torch._dynamo, for a second
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        """Run one of PyTorch's own operators."""
+        kwargs = {
+            key: torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+            for key, value in (kwargs or {}).items()
+        }
+        if not self._level.units or function.is_view:
+            return function(*args, **kwargs)
+        changes = function._schema.is_mutable
+        sums = torch.Tag.pointwise not in function.tags
+
+        def magnitude():
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                return function(*tree_map_only(Tensor, _magnitude, args), **kwargs)
+
+        before = magnitude() if changes and sums else None
+        out = function(*args, **kwargs)
+
+        def rounded(x):
+            if not x.is_floating_point() or not x.numel() or x._is_zerotensor():
+                return x
+            nearest = x.to(torch.float32).to(x.dtype)
+            if torch.equal(nearest, x):  # copies, whole numbers, what was rounded before
+                return x
+            scale = (before if changes else magnitude()) if sums else None
+            if not isinstance(scale, Tensor) or scale.shape != x.shape:
+                scale = x.abs()
+            moved = (x + scale * self._noise(x)).to(torch.float32).to(x.dtype)
+            moved = torch.where(nearest == x, x, moved)
+            return x.copy_(moved) if changes else moved
+
+        return tree_map_only(Tensor, rounded, out)
+
+    def _noise(self, x: Tensor) -> Tensor | float:
+        """By what share of its terms each element moves."""
+        most = self._level.units * UNIT
+        if self._level.way:
+            return most * self._level.way
+        if x.device not in self._generators:
+            self._generators[x.device] = torch.Generator(x.device).manual_seed(self._level.seed)
+        uniform = torch.rand(x.shape, device=x.device, generator=self._generators[x.device])
+        return uniform.mul_(2 * most).sub_(most)
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    """The sizes of the terms of a sum; a copy, which the sum may change."""
+    return x.abs() if x.is_floating_point() else x.clone()

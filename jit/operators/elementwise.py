@@ -1,0 +1,171 @@
+"""Elementwise operators: all of their Python side but docstring and reference."""
+
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .frame import (
+    asked,
+    backward_form,
+    batched,
+    check_fake,
+    check_tensors,
+    differentiable,
+    fake,
+    forward_form,
+    library,
+    registered,
+)
+
+
+class Elementwise(NamedTuple):
+    """What an elementwise operator's module has beside the operator and its reference.
+
+    Attributes:
+        call: the operator, arguments checked, differentiable.
+        fw: the public `X_fw`.
+        bw: the public `X_bw`.
+        samples: small arguments, to compare operator and reference on after an edit.
+        benchmark: arguments of a size worth timing.
+    """
+
+    call: Callable
+    fw: Callable
+    bw: Callable
+    samples: Callable
+    benchmark: Callable
+
+
+def elementwise(
+    function: Callable, reference: Callable, gradient: Callable | None = None
+) -> Elementwise:
+    """The Python side of the operator whose public function is `function`.
+
+    The operator and its backward are those that `ops/X.cpp` registers by OCTET_ELEMENTWISE and
+    OCTET_ELEMENTWISE_BACKWARD. Derivatives of the second order and above are the reference's.
+
+    Args:
+        function: X itself, whose arguments without a default are the operator's.
+        reference: the same in plain PyTorch.
+        gradient: where there is no backward kernel, the gradients in plain PyTorch, as a tuple:
+            a function of grad_out and of those arguments, by name, that are to be kept for it.
+    """
+    name = function.__name__
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters if p.default is p.empty]
+    forward = library(name)
+    backward = _plain(names, gradient) if gradient else _kernel(name, names, reference)
+    kept = [*inspect.signature(gradient).parameters][1:] if gradient else names
+    keep = [names.index(argument) for argument in kept]
+
+    def save(ctx, inputs, output):
+        ctx.save_for_backward(*(inputs if kept == names else [inputs[i] for i in keep]))
+
+    def derive(ctx, grad_out):
+        return backward(grad_out, ctx.saved_tensors, ctx.needs_input_grad)
+
+    def derive_alone(grad_out, *inputs, mask):
+        return backward(grad_out, inputs if kept == names else [inputs[i] for i in keep], mask)
+
+    fake(forward, lambda *x: _like_the_first(name, names, x))
+    batched(forward, flatten=False)
+    formula = differentiable(forward, save, derive)
+
+    def call(*args):
+        for x in args:
+            if not isinstance(x, Tensor):
+                check_tensors(name, **dict(zip(names, args, strict=True)))
+        return formula(*args)
+
+    bw = backward_form(function, names, derive_alone, default=(True,) * len(names))
+    return Elementwise(call, forward_form(function), bw, *_arguments(len(names)))
+
+
+def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
+    """What an elementwise kernel returns for tensors without data."""
+    check_fake(name, **dict(zip(names, tensors, strict=True)))
+    for argument, x in zip(names[1:], tensors[1:], strict=True):
+        torch._check(
+            x.shape == tensors[0].shape,
+            lambda argument=argument, x=x: (
+                f"{name}: {argument} must have the shape of {names[0]}, "
+                f"{tuple(tensors[0].shape)}, got {tuple(x.shape)}; "
+                "expand it first, e.g. with torch.broadcast_tensors"
+            ),
+        )
+    return torch.empty_like(tensors[0])
+
+
+def _plain(names: list[str], gradient: Callable) -> Callable:
+    """The backward of an operator that needs no kernel for it."""
+
+    def backward(grad_out, kept, mask):
+        return tuple(asked(mask, gradient(grad_out, *kept)))
+
+    return backward
+
+
+def _kernel(name: str, names: list[str], reference: Callable) -> Callable:
+    """The backward by the operator's own kernel, differentiable to any order."""
+    operator, several = registered(f"{name}_backward"), len(names) > 1
+
+    def fake_backward(*args):
+        grad_out, *_ = tensors = args[: len(names) + 1]
+        like = _like_the_first(name, ["grad_out", *names], tensors)
+        if not several:
+            return like
+        return tuple(torch.empty_like(like) if m else grad_out.new_empty(0) for m in args[-1])
+
+    def save(ctx, inputs, output):
+        ctx.mask = inputs[-1] if several else (True,)
+        ctx.save_for_backward(*inputs[: len(names) + 1])
+
+    def derive(ctx, *arriving):
+        """Of what arrives for the gradients, by the reference."""
+        arriving = tuple(x for x, wanted in zip(arriving, ctx.mask, strict=True) if wanted)
+
+        def gradients(grad_out, *inputs):
+            found = torch.func.vjp(reference, *inputs)[1](grad_out)
+            return tuple(x for x, wanted in zip(found, ctx.mask, strict=True) if wanted)
+
+        grads = torch.func.vjp(gradients, *ctx.saved_tensors)[1](arriving)
+        return (*grads, None) if several else grads
+
+    fake(operator, fake_backward)
+    batched(operator, flatten=False)
+    call = differentiable(operator, save, derive)
+
+    def backward(grad_out, inputs, mask):
+        if not several:
+            return (call(grad_out, *inputs),) if mask[0] else (None,)
+        mask = [bool(wanted) for wanted in mask]
+        return tuple(asked(mask, call(grad_out, *inputs, mask)))
+
+    return backward
+
+
+def _arguments(count: int) -> tuple[Callable, Callable]:
+    """`samples` and `benchmark` of an operator of so many tensors."""
+
+    def samples(device):
+        """Small arguments, to compare operator and reference on after an edit."""
+        make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+
+        def several(*shape):
+            return tuple(torch.randn(*shape, **make) for _ in range(count))
+
+        yield several(4096)
+        yield several(37, 41)
+        yield tuple(x[1:] for x in several(1000))
+        yield tuple(x.t()[::2] for x in several(33, 20))
+        yield tuple(x.half() for x in several(513))
+
+    def benchmark(device):
+        """Arguments of a size worth timing."""
+        size = 1 << (24 if torch.device(device).type == "cuda" else 22)
+        return tuple(torch.ones(size, device=device) for _ in range(count))
+
+    return samples, benchmark

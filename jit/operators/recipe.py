@@ -1,0 +1,115 @@
+"""How an operator is made: its sources compiled side by side, one link."""
+
+import contextlib
+import os
+from functools import partial
+from pathlib import Path
+
+from ..build import flags
+from ..build.workshop import Compile, Object, Workshop
+from ..cache.explain import why_built
+from ..cache.key import built_sources, manifest
+from ..cache.store import Store
+from ..errors import BuildError
+from ..errors.diagnose import explain_failure
+from ..machine.sources import HOME, Sources, Unit
+from ..machine.toolchain import Toolchain
+
+# Has ptxas tell registers and spills of each kernel, which `loader.reload()` shows.
+_TELL_RESOURCES = ["-Xptxas", "-v"]
+
+
+class OperatorRecipe:
+    """A unit for a toolchain, built into `store`; see engine.Recipe."""
+
+    def __init__(self, unit: Unit, toolchain: Toolchain, store: Store):
+        self.unit = self.label = unit.name
+        self._unit, self._toolchain, self._store = unit, toolchain, store
+        self.sources = built_sources(unit, toolchain)
+        self._with_cuda = any(source.endswith(".cu") for source in self.sources)
+
+    def inputs(self) -> dict:
+        """Return the manifest of the sources as they are now."""
+        return manifest(self._unit, self._toolchain, self._read())
+
+    def maker(self, inputs: dict) -> dict:
+        """Return toolchain and checkout: the work folder outlives an edit."""
+        return {"toolchain": inputs["toolchain"], "root": str(self._unit.root)}
+
+    def check_machine(self) -> None:
+        """Raise BuildError without a C++ compiler."""
+        if self._toolchain.cxx is None:
+            command = os.environ.get("CXX") or "c++"
+            raise BuildError(
+                f"no C++ compiler: `{command}` is not on PATH; install one "
+                "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
+            )
+
+    def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
+        """Compile what is not there yet and link the library."""
+        facts = {"why": why_built(self._store, self._unit, inputs), "root": str(self._unit.root)}
+        return self.link(workshop, self.objects(workshop)), facts
+
+    def objects(self, workshop: Workshop) -> list[Object]:
+        """Compile what is not there yet; all objects, in the order of the sources."""
+        return workshop.compile(self._compile(source) for source in self._longest_first())
+
+    def link(self, workshop: Workshop, objects: list[Object], *more: str) -> Path:
+        """Link these objects, and `more`, to a library under a name of its own."""
+        found, toolchain = self._flags(), self._toolchain
+        extra = [*found.linker, *toolchain.ldflags]
+        if self._with_cuda:
+            extra += flags.cuda_runtime(workshop.folder, toolchain)
+        order = {source: i for i, source in enumerate(self.sources)}
+        names = [o.path.name for o in sorted(objects, key=lambda o: order[o.source])]
+        last = found.link(extra, self._with_cuda)
+        return workshop.link([*toolchain.command("CXX"), *names, *more, *last], "library.so")
+
+    def explain(self, output: str, workshop: Workshop) -> BuildError:
+        """Return the first errors, where they are, and where the whole output lies."""
+        name, log = self.label, workshop.folder.parent / f"{self.label}.log"
+        where = ""
+        with contextlib.suppress(OSError):
+            log.write_text("\n".join(workshop.said))
+            where = f"\nThe whole output is in {log}"
+        causes = explain_failure(output, self._unit.root, self.sources)
+        return BuildError(
+            f"{name} could not be built:\n{causes}{where}", name, str(log) if where else None
+        )
+
+    def _flags(self) -> flags.Flags:
+        return flags.of(self._toolchain, self._store.path.parent / "work")
+
+    def _read(self) -> Sources:
+        return Sources(self._unit.root, self._toolchain.header_folders)
+
+    def cost(self) -> int:
+        """Return a guess at the work, by the size of the sources: nvcc takes longest."""
+        return sum(map(self._cost, self.sources))
+
+    def _cost(self, source: str) -> int:
+        more = 100_000 if source.endswith(".cu") else 0
+        return (self._unit.root / source).stat().st_size + more
+
+    def _longest_first(self) -> list[str]:
+        return sorted(self.sources, key=self._cost, reverse=True)
+
+    def _compile(self, source: str) -> Compile:
+        toolchain, found, root = self._toolchain, self._flags(), self._unit.root
+        includes = [str(at / "include") for at in dict.fromkeys((root, HOME))]
+        define = ["-DOCTET_CUDA"] if self._with_cuda else []
+        if source.endswith(".cu"):
+            own = [*toolchain.cuda_flags, *_TELL_RESOURCES, *define]
+            command = toolchain.command("PYTORCH_NVCC")
+            if host := os.environ.get("CC"):
+                command += ["-ccbin", host]
+            command += found.cuda(self.unit, includes, own)
+        else:
+            own = [*toolchain.cflags, *found.quicker, *define]
+            command = toolchain.command("CXX")
+            command += found.cxx(self.unit, includes, own, self._with_cuda)
+        digests = partial(self._digests, source)
+        return Compile(source, tuple(command), str(root / source), digests)
+
+    def _digests(self, source: str) -> dict[str, str]:
+        return self._read().closure(source)

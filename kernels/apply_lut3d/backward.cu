@@ -1,0 +1,297 @@
+// The gradients of apply_lut3d on the GPU.
+//
+// grad_image gathers, as the forward does. grad_lut scatters: many pixels add to few entries, and
+// atomics bind. Neighbouring pixels of a photograph mostly share a cell, so a thread takes kRun of
+// them and keeps the sums of the cell's corners in registers until the cell changes. An entry then
+// costs one vector reduction of 16 bytes (sm_90; three of 4 bytes before it).
+//
+// In the deterministic form the sums are whole numbers of 64 bits, which any order adds up to the
+// same bits. Their unit is a power of two that fits the largest |grad_out|, a pass of its own, so
+// that N terms cannot overflow: 62 - log2 N bits below that largest value are kept, 38 for 16
+// million pixels; for float64 a second number has as many again. What is not finite goes into
+// flags.
+#include "cells.cuh"
+
+constexpr int kRun = 16;  // pixels of a thread
+
+/// `sums` of the deterministic form.
+struct Fixed {
+    unsigned long long* largest;  // bits of the largest |grad_out| as a double
+    unsigned long long *high, *low;
+    int* flags;  // 1: an infinity was met, 2: a negative one; 3: NaN is the sum
+    int bits;    // that a term may have
+
+    HD Fixed(const ApplyLut3dParams& p) {
+        const int64_t count = 3 * int64_t(p.S) * p.S * p.S;
+        largest = static_cast<unsigned long long*>(p.sums);
+        high = largest + 32;
+        low = p.dtype == DType::kDouble ? high + count : high;
+        flags = reinterpret_cast<int*>(low + count);
+        bits = 62;
+        for (int64_t n = p.N; n > 1; n = (n + 1) / 2) --bits;
+    }
+    /// How many units are 1.
+    __device__ double scale() const {
+        const double most = __longlong_as_double(static_cast<long long>(*largest));
+        if (most == 0) return 1;
+        const int shift = bits - (ilogb(most) + 1);
+        return scalbn(1.0, shift < 1000 ? shift : 1000);
+    }
+    template <typename A>
+    __device__ void add(int64_t i, A x, double scale) const {
+        if (!isfinite(x)) {
+            atomicOr(flags + i, x > 0 ? 1 : x < 0 ? 2 : 3);
+            return;
+        }
+        const double scaled = double(x) * scale, whole = rint(scaled);
+        atomicAdd(high + i, static_cast<unsigned long long>(static_cast<long long>(whole)));
+        if constexpr (sizeof(A) == 8) {
+            const double rest = rint(scalbn(scaled - whole, bits));
+            atomicAdd(low + i, static_cast<unsigned long long>(static_cast<long long>(rest)));
+        }
+    }
+};
+
+template <typename T>
+__global__ void largest_kernel(ApplyLut3dParams p) {
+    const T* from = static_cast<const T*>(p.grad_out);
+    const int64_t step = int64_t(gridDim.x) * kLutThreads;
+    double most = 0;
+    for (int64_t n = int64_t(blockIdx.x) * kLutThreads + threadIdx.x; n < p.N; n += step) {
+        const T* pixel = from + p.grad_out_at(n);
+        for (int c = 0; c < 3; ++c) {
+            const double x = fabs(double(value_of(pixel[c * p.grad_out_at.channel], p.dtype)));
+            if (isfinite(x) && x > most) most = x;
+        }
+    }
+    for (int lane = 16; lane > 0; lane /= 2)
+        most = fmax(most, __shfl_xor_sync(0xffffffff, most, lane));
+    if (threadIdx.x % 32 == 0)  // positive doubles are ordered as their bits are
+        atomicMax(Fixed(p).largest, static_cast<unsigned long long>(__double_as_longlong(most)));
+}
+
+template <typename A>
+__device__ inline void add_entry(A* to, const A* x) {
+#pragma unroll
+    for (int c = 0; c < 3; ++c) atomicAdd(to + c, x[c]);
+}
+#if __CUDA_ARCH__ >= 900
+template <>
+__device__ inline void add_entry(float* to, const float* x) {
+    atomicAdd(reinterpret_cast<float4*>(to), make_float4(x[0], x[1], x[2], 0));
+}
+#endif
+
+/// Not inlined: its code would be there dozens of times.
+template <typename A>
+__device__ __noinline__ void add_fixed(const Fixed& fixed, int64_t i, A r, A g, A b, double scale) {
+    fixed.add(i, r, scale);
+    fixed.add(i + 1, g, scale);
+    fixed.add(i + 2, b, scale);
+}
+
+/// Adds a cell's sums to the table's.
+template <typename A>
+__device__ inline void flush(const ApplyLut3dParams& p, int32_t entry, const A (*sum)[3],
+                             double scale) {
+    if (entry < 0) return;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+        if (sum[k][0] == 0 && sum[k][1] == 0 && sum[k][2] == 0) continue;
+        const int64_t i = entry + corner_offset(k, p.S);
+        if (p.deterministic) {
+            add_fixed(Fixed(p), 3 * i, sum[k][0], sum[k][1], sum[k][2], scale);
+        } else {
+            add_entry(static_cast<A*>(p.sums) + 4 * i, sum[k]);
+        }
+    }
+}
+
+/// The weights of a cell's eight corners; of those that are no corner of the tetrahedron, 0.
+template <bool kTetrahedral, typename A>
+__device__ inline void corner_weights(const A* t, A* weight) {
+    if constexpr (kTetrahedral) {
+        const Tetrahedron<A> corners(t, 1);
+        // Corner numbers of the two in the middle: the axis' bit, or all bits but the last axis'.
+        const int bit[] = {4, 2, 1};
+        int first = 0, second = 7;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            if (corners.rank[axis] == 0) first = bit[axis];
+            if (corners.rank[axis] == 2) second = 7 - bit[axis];
+        }
+        weight[0] = corners.weight[0], weight[7] = corners.weight[3];
+#pragma unroll
+        for (int k = 1; k < 7; ++k)
+            weight[k] = k == first ? corners.weight[1] : k == second ? corners.weight[2] : A(0);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) weight[k] = corner_weight(k, t);
+    }
+}
+
+/// Derivatives along the three axes of the result times `grad`.
+template <bool kTetrahedral, typename A>
+__device__ inline void slopes(const A* table, const Place<A>& place, int32_t S, const A* grad,
+                              A* slope) {
+    A value[8];
+    const auto dot = [&](int32_t offset) {
+        const Rgb<A> corner = entry(table, place.entry + offset);
+        return grad[0] * corner.at[0] + grad[1] * corner.at[1] + grad[2] * corner.at[2];
+    };
+    if constexpr (kTetrahedral) {
+        const Tetrahedron<A> corners(place.t, S);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) value[k] = dot(corners.offset[k]);
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) {
+            const int rank = corners.rank[axis];
+            const A upper = rank == 0 ? value[1] : rank == 1 ? value[2] : value[3];
+            slope[axis] = upper - (rank == 0 ? value[0] : rank == 1 ? value[1] : value[2]);
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] = dot(corner_offset(k, S));
+        trilinear_slopes(value, place.t, slope);
+    }
+}
+
+template <typename T, bool kTetrahedral>
+__global__ void __launch_bounds__(kLutThreads)
+    image_kernel(ApplyLut3dParams p, bool image_words, bool grad_words) {
+    using A = Acc<T>;
+    const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kGroup;
+    if (n >= p.N) return;
+    T image[3 * kGroup], grads[3 * kGroup];
+    load_group(p.image, p.image_at, n, p.N, image_words, image);
+    load_group(p.grad_out, p.grad_out_at, n, p.N, grad_words, grads);
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) {
+        A x[3], grad[3], slope[3];
+#pragma unroll
+        for (int c = 0; c < 3; ++c) {
+            x[c] = value_of(image[3 * k + c], p.dtype);
+            grad[c] = value_of(grads[3 * k + c], p.dtype);
+        }
+        const Place<A> place = place_of<T>(x, p.S);
+        slopes<kTetrahedral>(static_cast<const A*>(p.table), place, p.S, grad, slope);
+#pragma unroll
+        for (int c = 0; c < 3; ++c)
+            image[3 * k + c] = stored<T>(within(x[c]) ? slope[c] * A(p.S - 1) : A(0), p.dtype);
+    }
+    store_group(p.grad_image, n, p.N, image);
+}
+
+template <typename T, bool kTetrahedral>
+__global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
+    using A = Acc<T>;
+    const int64_t first = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kRun;
+    const int64_t last = first + kRun < p.N ? first + kRun : p.N;
+    const double scale = p.deterministic ? Fixed(p).scale() : 0;
+    int32_t current = -1;
+    A sum[8][3] = {};
+    for (int64_t n = first; n <= last; ++n) {  // the last time round only to write what is left
+        A grad[3];
+        Place<A> place{{}, -1};
+        if (n < last) {
+            const T* image = static_cast<const T*>(p.image) + p.image_at(n);
+            const T* grads = static_cast<const T*>(p.grad_out) + p.grad_out_at(n);
+            A x[3];
+#pragma unroll
+            for (int c = 0; c < 3; ++c) {
+                x[c] = value_of(image[c * p.image_at.channel], p.dtype);
+                grad[c] = value_of(grads[c * p.grad_out_at.channel], p.dtype);
+            }
+            place = place_of<T>(x, p.S);
+        }
+        if (place.entry != current) {
+            flush(p, current, sum, scale);
+            current = place.entry;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+#pragma unroll
+                for (int c = 0; c < 3; ++c) sum[i][c] = 0;
+        }
+        if (n == last) break;
+        A weight[8];
+        corner_weights<kTetrahedral>(place.t, weight);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (!kTetrahedral || weight[i] != 0)  // 0 times an infinity is no number
+#pragma unroll
+                for (int c = 0; c < 3; ++c) sum[i][c] += weight[i] * grad[c];
+    }
+}
+
+template <typename T, bool kTetrahedral>
+void backward(const ApplyLut3dParams& p, cudaStream_t on) {
+    if (p.grad_image) {
+        const bool image_words = in_words(p, p.image, p.image_at);
+        const bool grad_words = in_words(p, p.grad_out, p.grad_out_at);
+        const auto blocks = unsigned(ceil_div(p.N, kLutThreads * kGroup));
+        image_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p, image_words, grad_words);
+    }
+    if (p.sums) {
+        const auto blocks = unsigned(ceil_div(p.N, kLutThreads * kRun));
+        sums_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p);
+    }
+}
+
+const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream) {
+    const auto on = static_cast<cudaStream_t>(stream);
+    const int64_t entries = int64_t(p->S) * p->S * p->S;
+    by_storage(*p, [&](auto element) {
+        using T = decltype(element);
+        if constexpr (sizeof(T) > 1) {
+            if (p->sums) {
+                const int64_t bytes =
+                    p->deterministic ? apply_lut3d_fixed_bytes(*p) : 4 * entries * sizeof(Acc<T>);
+                cudaMemsetAsync(p->sums, 0, bytes, on);
+                if (p->deterministic) {
+                    const int64_t blocks = ceil_div(p->N, kLutThreads);
+                    largest_kernel<T>
+                        <<<unsigned(blocks < 2048 ? blocks : 2048), kLutThreads, 0, on>>>(*p);
+                }
+            }
+            if (p->method == Lut3dMethod::kTetrahedral)
+                backward<T, true>(*p, on);
+            else
+                backward<T, false>(*p, on);
+        }
+    });
+    return launch_error();
+}
+
+template <typename A>
+__global__ void sum_kernel(ApplyLut3dParams p, int32_t entries) {
+    const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
+    if (i >= entries) return;
+    for (int c = 0; c < 3; ++c) {
+        const int64_t at = 3 * int64_t(i) + c;
+        double sum;
+        if (p.deterministic) {
+            const Fixed fixed(p);
+            sum = double(static_cast<long long>(fixed.high[at]));
+            if constexpr (sizeof(A) == 8)
+                sum += scalbn(double(static_cast<long long>(fixed.low[at])), -fixed.bits);
+            sum /= fixed.scale();
+            const double infinity = __longlong_as_double(0x7ff0000000000000);
+            const int flags = fixed.flags[at];
+            if (flags) sum = flags == 1 ? infinity : flags == 2 ? -infinity : infinity - infinity;
+        } else {
+            sum = static_cast<const A*>(p.sums)[4 * int64_t(i) + c];
+        }
+        store_lut(p, at, sum);
+    }
+}
+
+const char* apply_lut3d_sum_cuda(const ApplyLut3dParams* p, void* stream) {
+    const int32_t entries = p->S * p->S * p->S;
+    const auto blocks = unsigned(ceil_div(entries, kLutThreads));
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (p->dtype == DType::kDouble)
+        sum_kernel<double><<<blocks, kLutThreads, 0, on>>>(*p, entries);
+    else
+        sum_kernel<float><<<blocks, kLutThreads, 0, on>>>(*p, entries);
+    return launch_error();
+}

@@ -1,0 +1,148 @@
+// What the CUDA kernels of apply_lut3d share: entries of the table, pixels in groups of four.
+#pragma once
+#include "apply_lut3d.h"
+#include "short.cuh"
+#include "vector.cuh"
+
+constexpr int kGroup = 4;  // pixels of a thread: three words of four elements each
+
+__device__ inline float value_of(Byte x, DType) { return float(x.value); }
+
+/// Calls `body` with a value of the type in which the kernels take an image's elements.
+template <typename Body>
+inline void by_storage(const ApplyLut3dParams& p, const Body& body) {
+    if (p.bytes) return body(Byte{});
+    if (p.dtype == DType::kDouble) return body(double{});
+    if (p.dtype == DType::kFloat) return body(float{});
+    body(Short{});
+}
+
+/// A colour of the table, or a mean of some.
+template <typename A>
+struct Rgb {
+    A at[3];
+};
+__device__ inline Rgb<float> entry(const float* table, int32_t i) {
+    const float4 x = __ldg(reinterpret_cast<const float4*>(table) + i);
+    return {{x.x, x.y, x.z}};
+}
+__device__ inline Rgb<double> entry(const double* table, int32_t i) {
+    const double2* at = reinterpret_cast<const double2*>(table) + 2 * int64_t(i);
+    const double2 x = __ldg(at);
+    return {{x.x, x.y, __ldg(at + 1).x}};
+}
+template <typename A>
+__device__ inline Rgb<A> mix(const Rgb<A>& a, const Rgb<A>& b, A t) {
+    const A s = 1 - t;
+    return {{s * a.at[0] + t * b.at[0], s * a.at[1] + t * b.at[1], s * a.at[2] + t * b.at[2]}};
+}
+
+/// Copies entry i of the table to where the kernels read it.
+template <typename A>
+__device__ inline Rgb<A> copy_entry(const ApplyLut3dParams& p, int32_t i) {
+    const int64_t at = lut_offset(p, i);
+    A* to = static_cast<A*>(p.table) + 4 * int64_t(i);
+    Rgb<A> x;
+#pragma unroll
+    for (int c = 0; c < 3; ++c)
+        to[c] = x.at[c] = load_as<A>(p.lut_dtype, p.lut, at + c * p.lut_stride[3]);
+    to[3] = 0;
+    return x;
+}
+
+/// The cell of a colour as it stands in the image.
+template <typename T>
+__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S) {
+    Place<Acc<T>> place;
+    int32_t cell[3];
+#pragma unroll
+    for (int c = 0; c < 3; ++c) {
+        if constexpr (sizeof(T) == 1)
+            cell[c] = cell_of_level(x[c], S, &place.t[c]);
+        else
+            cell[c] = cell_of(x[c], S, &place.t[c]);
+    }
+    place.entry = (cell[0] * S + cell[1]) * S + cell[2];
+    return place;
+}
+
+template <bool kTetrahedral, typename A>
+__device__ inline Rgb<A> blend(const A* table, const Place<A>& place, int32_t S) {
+    const int32_t i = place.entry;
+    if constexpr (kTetrahedral) {
+        const Tetrahedron<A> corners(place.t, S);
+        Rgb<A> sum = {};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const Rgb<A> corner = entry(table, i + corners.offset[k]);
+#pragma unroll
+            for (int c = 0; c < 3; ++c) sum.at[c] += corners.weight[k] * corner.at[c];
+        }
+        return sum;
+    } else {
+        const A* t = place.t;
+        const int32_t r = S * S;
+        Rgb<A> side[2];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            const int32_t j = i + k * r;
+            const Rgb<A> low = mix(entry(table, j), entry(table, j + 1), t[2]);
+            side[k] = mix(low, mix(entry(table, j + S), entry(table, j + S + 1), t[2]), t[1]);
+        }
+        return mix(side[0], side[1], t[0]);
+    }
+}
+
+/// Whether groups of four pixels are three aligned words each.
+inline bool in_words(const ApplyLut3dParams& p, const void* data, const PixelLayout& at) {
+    const int64_t size = p.bytes                     ? 1
+                         : p.dtype == DType::kDouble ? 8
+                         : p.dtype == DType::kFloat  ? 4
+                                                     : 2;
+    const int64_t word = size == 8 ? 16 : kGroup * size;
+    return at.dense() && reinterpret_cast<uintptr_t>(data) % word == 0;
+}
+
+/// Elements of the E / 3 pixels from n on; of those beyond the last, zeros. One or kGroup pixels.
+template <typename T, int E>
+__device__ inline void load_group(const void* data, const PixelLayout& at, int64_t n, int64_t N,
+                                  bool words, T (&to)[E]) {
+    constexpr int V = sizeof(T) == 8 ? 2 : kGroup;
+    const T* from = static_cast<const T*>(data);
+    if (E > 3 && words && n + kGroup <= N) {
+#pragma unroll
+        for (int i = 0; i < E / V; ++i) {
+            const auto word = load_vector<T, V>(from + 3 * n + i * V);
+#pragma unroll
+            for (int j = 0; j < V; ++j) to[i * V + j] = word.at[j];
+        }
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < E / 3; ++k) {
+        const bool inside = n + k < N;
+        const T* pixel = from + (inside ? at(n + k) : 0);
+#pragma unroll
+        for (int c = 0; c < 3; ++c) to[3 * k + c] = inside ? pixel[c * at.channel] : T{};
+    }
+}
+
+/// The same into contiguous memory, aligned as torch's allocator does.
+template <typename T, int E>
+__device__ inline void store_group(void* data, int64_t n, int64_t N, const T (&x)[E]) {
+    constexpr int V = sizeof(T) == 8 ? 2 : kGroup;
+    T* to = static_cast<T*>(data) + 3 * n;
+    if (E > 3 && n + kGroup <= N) {
+#pragma unroll
+        for (int i = 0; i < E / V; ++i) {
+            Vector<T, V> word;
+#pragma unroll
+            for (int j = 0; j < V; ++j) word.at[j] = x[i * V + j];
+            store_vector(to + i * V, word);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < E; ++i)
+        if (n + i / 3 < N) to[i] = x[i];
+}

@@ -1,0 +1,208 @@
+// What the CUDA kernels of convolve2d share: tiles of the input in shared memory.
+#pragma once
+#include "convolve2d.h"
+#include "short.cuh"
+#include "vector.cuh"
+
+constexpr int kThreads = 128;
+constexpr int kRows = 4, kQuad = 4;  // outputs of a thread: rows and columns
+constexpr int kThreadColumns = kTileColumns / kQuad;
+static_assert(kThreads == kThreadColumns * kTileRows / kRows, "a tile to a block");
+
+/// Four neighbouring values in shared memory.
+template <typename A>
+struct alignas(16) Quad {
+    A at[kQuad];
+};
+template <typename A>
+__device__ inline Quad<A>& quad(A* at) {
+    return *reinterpret_cast<Quad<A>*>(at);
+}
+
+/// Calls `body` with a value of the type in which elements that are accumulated in A are stored.
+template <typename A, typename Body>
+__device__ inline void by_storage(DType dtype, const Body& body) {
+    if constexpr (sizeof(A) == 8) {
+        body(double{});
+    } else {
+        if (dtype == DType::kFloat)
+            body(float{});
+        else
+            body(Short{});
+    }
+}
+
+/// What a tile is filled from: image n of `in` or of `grad_out`.
+struct Image {
+    const void* data;
+    int64_t begin, down, along, H, W;  // in elements
+    Boundary boundary;
+    DType dtype;
+
+    __device__ static Image in(const Convolve2dParams& p, int64_t n) {
+        const int64_t* stride = p.in_stride;
+        return {p.in, n * stride[0], stride[1], stride[2], p.H, p.W, p.boundary, p.dtype};
+    }
+    __device__ static Image grad_out(const Convolve2dParams& p, int64_t n) {
+        const int64_t* stride = p.grad_out_stride;
+        return {p.grad_out, n * stride[0], stride[1],       stride[2],
+                p.OH,       p.OW,          Boundary::kZero, p.dtype};
+    }
+};
+
+/// Copies `rows` x `columns` elements from (y, x) on into a tile whose rows are `pitch` apart. One
+/// function for all kernels, not inlined: the file compiles in little more than half the time.
+template <typename A>
+__device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t y, int64_t x,
+                                  int rows, int columns) {
+    by_storage<A>(from.dtype, [&](auto element) {
+        const auto* in = static_cast<const decltype(element)*>(from.data) + from.begin;
+        for (int row = threadIdx.x / 16; row < rows; row += kThreads / 16) {
+            const int64_t line = extended(y + row, from.H, from.boundary);
+#pragma unroll 5
+            for (int column = threadIdx.x % 16; column < columns; column += 16) {
+                const int64_t at = extended(x + column, from.W, from.boundary);
+                tile[row * pitch + column] =
+                    line < 0 || at < 0
+                        ? A(0)
+                        : value_of(in[line * from.down + at * from.along], from.dtype);
+            }
+        }
+    });
+}
+
+/// The same for a whole tile whose rows are on words of 4 elements, as are x and the image's: words
+/// within the image's columns at once, all loads of a thread under way before the first is needed.
+template <typename T, int kPitch, int kTile>
+__device__ inline void fill_words(float* tile, const Image& from, int64_t y, int64_t x, int left,
+                                  int right) {
+    constexpr int kQuads = kPitch / kQuad, kAll = kTile * kQuads;
+    constexpr int kEach = (kAll + kThreads - 1) / kThreads;
+    const T* in = static_cast<const T*>(from.data) + from.begin + x;
+    Vector<T, kQuad> moved[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+        const int i = j * kThreads + threadIdx.x, column = i % kQuads * kQuad;
+        const int64_t line = extended(y + i / kQuads, from.H, from.boundary);
+        moved[j] = {};
+        if (i < kAll && line >= 0 && column >= left && column < right)
+            moved[j] = load_vector<T, kQuad>(in + line * from.down + column);
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+        const int i = j * kThreads + threadIdx.x, column = i % kQuads * kQuad;
+        Quad<float> values;
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) values.at[k] = value_of(moved[j].at[k], from.dtype);
+        if (i < kAll && column >= left && column < right) quad(tile + i * kQuad) = values;
+    }
+}
+
+/// What `fill` does, by `fill_words` where that is possible. x is a multiple of 4.
+template <int kPitch, int kTile>
+__device__ inline void fill_quickly(float* tile, const Image& from, int64_t y, int64_t x) {
+    const int64_t inside = (from.W - x) & ~int64_t(kQuad - 1);
+    int left = x >= 0 ? 0 : x > -kPitch ? int(-x) : kPitch;
+    int right = inside > kPitch ? kPitch : inside > left ? int(inside) : left;
+    by_storage<float>(from.dtype, [&](auto element) {
+        using T = decltype(element);
+        const auto words =
+            reinterpret_cast<uintptr_t>(static_cast<const T*>(from.data) + from.begin);
+        if (from.along == 1 &&
+            (words | uintptr_t(from.down) * sizeof(T)) % (kQuad * sizeof(T)) == 0)
+            fill_words<T, kPitch, kTile>(tile, from, y, x, left, right);
+        else
+            left = kPitch;
+    });
+    if (left > 0) fill(tile, kPitch, from, y, x, kTile, left);
+    if (right < kPitch && left < kPitch)
+        fill(tile + right, kPitch, from, y, x + right, kTile, kPitch - right);
+}
+
+/// A thread's sums to outputs (y, x) ... (y + 3, x + 3) of image n; those outside are left out.
+template <typename T>
+__device__ inline void store_outputs(const Convolve2dParams& p, int64_t n, int64_t y, int64_t x,
+                                     const Acc<T> (&sum)[kRows][kQuad]) {
+    T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + y * p.out_stride[1] + x;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r, out += p.out_stride[1]) {
+        if (y + r >= p.OH) return;
+        if constexpr (sizeof(T) < 8) {
+            if (x >= 0 && x + kQuad <= p.OW &&
+                reinterpret_cast<uintptr_t>(out) % (kQuad * sizeof(T)) == 0) {
+                Vector<T, kQuad> values;
+#pragma unroll
+                for (int q = 0; q < kQuad; ++q) values.at[q] = stored<T>(sum[r][q], p.dtype);
+                store_vector(out, values);
+                continue;
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < kQuad; ++q)
+            if (x + q >= 0 && x + q < p.OW) out[q] = stored<T>(sum[r][q], p.dtype);
+    }
+}
+
+/// Where a tile lies. `x` counts from `p.shift[1] - K / 2` rounded down to whole words of the
+/// input.
+struct TilePlace {
+    int64_t n, y, x;
+
+    __device__ TilePlace(unsigned tile, unsigned across, unsigned down)
+        : n(tile / across / down),
+          y(int64_t(tile / across % down) * kTileRows),
+          x(int64_t(tile % across) * kTileColumns) {}
+};
+
+/// A known kernel size: the input tile spans [x - 4, x + 68) around its outputs' centres.
+template <int K>
+struct Fixed {
+    static constexpr int kHalf = K / 2, kTile = kTileRows + K - 1, kPitch = kTileColumns + 8;
+    static_assert(K % 2 == 1 && kHalf <= 4, "the halo is one word of 4 values on each side");
+
+    /// What the first tile holds in front of the first output.
+    HD static int lead(const Convolve2dParams& p) { return int((p.shift[1] - kHalf) & 3); }
+
+    /// Fills the tile of the outputs from (y, x) on, x relative to the lead.
+    __device__ static void fetch(float* tile, const Convolve2dParams& p, const TilePlace& at) {
+        fill_quickly<kPitch, kTile>(tile, Image::in(p, at.n), at.y + p.shift[0] - (K - 1),
+                                    at.x - lead(p) + p.shift[1] - kHalf - 4);
+    }
+    /// The 12 values of row `row` around a thread's columns; column q's first tap meets value
+    /// q + 4 - kHalf.
+    __device__ static void window(const float* tile, int row, int column, float (&values)[12]) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            const auto part = quad(const_cast<float*>(tile) + row * kPitch + column + kQuad * i);
+#pragma unroll
+            for (int k = 0; k < kQuad; ++k) values[kQuad * i + k] = part.at[k];
+        }
+    }
+};
+
+constexpr int kPitch = kTileColumns + kChunk, kTile = kTileRows + kChunk - 1;
+
+template <typename A>
+__device__ inline A sum_over_warp(A x) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+    return x;
+}
+
+/// Runs `body(size, columns)`: `size` is Fixed<K> where a kernel is compiled for these taps, up to
+/// `most` of them along an axis, else a float or double; `columns`, those of all tiles of an image.
+template <int kMost, typename Body>
+inline void by_size(const Convolve2dParams& p, const Body& body) {
+    if (p.dtype == DType::kDouble) return body(double{}, p.OW);
+    const auto fixed = [&](auto size) { body(size, p.OW + size.lead(p)); };
+    if (p.kh == p.kw && p.kw == 3) return fixed(Fixed<3>{});
+    if (p.kh == p.kw && p.kw == 5) return fixed(Fixed<5>{});
+    if constexpr (kMost > 5) {
+        if (p.kh == p.kw && p.kw == 7) return fixed(Fixed<7>{});
+        if (p.kh == p.kw && p.kw == 9) return fixed(Fixed<9>{});
+    }
+    body(float{}, p.OW);
+}
+
+constexpr int64_t kMostBlocks = 0x7fffffff;
+constexpr const char* kTooMany = "more tiles than one CUDA grid can hold";

@@ -1,0 +1,12 @@
+// grid_sample's backward kernels for 16-bit elements; see linear_backward.cuh
+// and general.cuh.
+#include "linear_backward.cuh"
+
+template <typename T>
+const char* backward(GridSampleJob& job, int V, cudaStream_t stream) {
+    return (V == 4 ? launch_backward<T, 4> : launch_backward<T, 1>)(job, stream);
+}
+
+const char* grid_sample_backward_16bit(GridSampleJob& job, int V, cudaStream_t stream) {
+    return (job.p.dtype == DType::kHalf ? backward<Half> : backward<BFloat16>)(job, V, stream);
+}

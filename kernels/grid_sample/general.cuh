@@ -1,0 +1,367 @@
+// grid_sample's CUDA kernels for what linear_forward.cuh and linear_backward.cuh do not take:
+// bicubic, deterministic, second derivatives, fields of more than 2^30 pixels.
+//
+// 32 threads take 32 / lanes neighbouring points; the lanes of a point take its channels in turn,
+// V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are
+// then read in words of up to 16 bytes. With V = 1 any strides will do.
+#pragma once
+#include "fixed_point.cuh"
+#include "job.cuh"
+
+/// The taps of a point along its axes, x first.
+template <typename A, int D, int kTaps, bool kSlope>
+struct PointTaps {
+    Taps<A, kTaps> axis[D];
+
+    __device__ PointTaps(const GridSampleJob& job, const ThreadPoint& at) {
+        const GridSampleParams& p = job.p;
+        const int64_t from =
+            at.b * p.grid_stride[0] + p.grid_points.at(job.packed ? at.i : job.first + at.i);
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            const A x = load_as<A>(p.grid_dtype, p.grid, from + d * p.grid_stride[1]);
+            const int size = p.size[2 - d];
+            if (kTaps == 2 && p.interpolation == Interpolation::kNearest) {
+                const auto one =
+                    Taps<A, 1>::template of<kSlope>(x, size, p.padding, p.align_corners);
+                axis[d] = {{one.index[0], -1}, {A(1), A(0)}, {A(0), A(0)}};
+            } else {
+                axis[d] = Taps<A, kTaps>::template of<kSlope>(x, size, p.padding, p.align_corners);
+            }
+        }
+    }
+    /// Which of an axis' taps corner k has.
+    __device__ static constexpr int tap(int k, int d) {
+        return d == 0 ? k % kTaps : d == 1 ? k / kTaps % kTaps : k / (kTaps * kTaps);
+    }
+    __device__ bool valid(int k) const {
+        bool all = true;
+#pragma unroll
+        for (int d = 0; d < D; ++d) all = all && axis[d].index[tap(k, d)] >= 0;
+        return all;
+    }
+    /// Weight of corner k; what lies outside of the image has none, but what NaN gives a cubic.
+    __device__ A weight(int k) const {
+        A w = 1;
+#pragma unroll
+        for (int d = 0; d < D; ++d) w *= axis[d].weight[tap(k, d)];
+        return kTaps == 4 || valid(k) ? w : A(0);
+    }
+    /// Its derivative by coordinate d.
+    __device__ A slope(int k, int d) const {
+        A w = axis[d].slope[tap(k, d)];
+#pragma unroll
+        for (int e = 0; e < D; ++e)
+            if (e != d) w *= axis[e].weight[tap(k, e)];
+        return kTaps == 4 || valid(k) ? w : A(0);
+    }
+    /// And by coordinates d and e, which differ.
+    __device__ A twist(int k, int d, int e) const {
+        A w = axis[d].slope[tap(k, d)] * axis[e].slope[tap(k, e)];
+#pragma unroll
+        for (int f = 0; f < D; ++f)
+            if (f != d && f != e) w *= axis[f].weight[tap(k, f)];
+        return valid(k) ? w : A(0);
+    }
+    /// Offset of corner k in elements.
+    __device__ int64_t offset(int k, const int64_t* stride_zyx) const {
+        int64_t at = 0;
+#pragma unroll
+        for (int d = 0; d < D; ++d) at += axis[d].index[tap(k, d)] * stride_zyx[2 - d];
+        return at;
+    }
+};
+
+/// Where a point's corners lie in one image of a tensor.
+template <int K>
+struct Corners {
+    int64_t at[K];  // elements; -1 outside
+    int64_t c_stride;
+
+    template <typename Point>
+    __device__ Corners(const Point& point, const int64_t (&stride)[5]) : c_stride(stride[1]) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) at[k] = point.valid(k) ? point.offset(k, stride + 2) : -1;
+    }
+    __device__ bool valid(int k) const { return at[k] >= 0; }
+    __device__ int64_t offset(int k, int64_t c) const { return at[k] + c * c_stride; }
+};
+
+/// Linear and nearest interpolation of fields whose offsets do not fit in 32 bits.
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads)
+    wide_forward(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    constexpr int K = 1 << D;
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    if (!at.inside) return;
+    const PointTaps<A, D, 2, false> point(job, at);
+    const Corners<K> corners(point, p.input_stride);
+    const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+    T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
+    for (int64_t c = at.lane; c < p.C; c += at.lanes) {
+        A sum = 0;
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+            if (corners.valid(k)) sum += point.weight(k) * load(in[corners.offset(k, c)]);
+        out[c * p.P] = store<T>(sum);
+    }
+}
+
+/// Bicubic: rows of four, so that fewer offsets and weights are held.
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads)
+    cubic_forward(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    if (!at.inside) return;
+    const PointTaps<A, 2, 4, false> point(job, at);
+    int64_t across[4], down[4];
+    bool whole = true;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        across[k] = point.axis[0].index[k] * p.input_stride[4];
+        down[k] = point.axis[1].index[k] * p.input_stride[3];
+        whole = whole && point.axis[0].index[k] >= 0 && point.axis[1].index[k] >= 0;
+    }
+    const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+    T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
+    const int step = at.lanes * V, C = int(p.C);
+#pragma unroll 1
+    for (int c = at.lane * V; c < C; c += step) {
+        const T* channel = in + c * p.input_stride[1];
+        A sum[V] = {};
+#pragma unroll
+        for (int y = 0; y < 4; ++y) {
+            A line[V] = {};
+#pragma unroll
+            for (int x = 0; x < 4; ++x) {
+                Vector<T, V> value{};
+                if (whole || (point.axis[0].index[x] >= 0 && point.axis[1].index[y] >= 0))
+                    value = load_constant<T, V>(channel + down[y] + across[x]);
+#pragma unroll
+                for (int j = 0; j < V; ++j) line[j] += point.axis[0].weight[x] * load(value.at[j]);
+            }
+#pragma unroll
+            for (int j = 0; j < V; ++j) sum[j] += point.axis[1].weight[y] * line[j];
+        }
+#pragma unroll
+        for (int j = 0; j < V; ++j)
+            if (V == 1 || c + j < C) out[int64_t(c + j) * p.P] = store<T>(sum[j]);
+    }
+}
+
+/// to[0 ... V - 1] += x, in any order among threads.
+template <int V>
+__device__ inline void add_floats(float* to, const float* x) {
+    static_assert(V % 4 == 0, "whole words of 16 bytes");
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+    for (int j = 0; j < V; j += 4)
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j), "f"(x[j]),
+                     "f"(x[j + 1]), "f"(x[j + 2]), "f"(x[j + 3])
+                     : "memory");
+#else
+#pragma unroll
+    for (int j = 0; j < V; ++j) atomicAdd(to + j, x[j]);
+#endif
+}
+
+/// Adds two 16-bit elements to a word of memory, rounded at each addition.
+__device__ inline void add_pair(DType dtype, unsigned* to, float first, float second) {
+    if (dtype == DType::kHalf) {
+        const unsigned word = store<Half>(first).bits | unsigned(store<Half>(second).bits) << 16;
+        asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+        return;
+    }
+#if __CUDA_ARCH__ >= 900
+    const BFloat16 low = store<BFloat16>(first), high = store<BFloat16>(second);
+    const unsigned word = low.bits | unsigned(high.bits) << 16;
+    asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+#else
+    unsigned seen = *to, expected;
+    do {
+        expected = seen;
+        const float low = load(BFloat16{uint16_t(expected)}) + first;
+        const float high = load(BFloat16{uint16_t(expected >> 16)}) + second;
+        seen = atomicCAS(to, expected,
+                         store<BFloat16>(low).bits | unsigned(store<BFloat16>(high).bits) << 16);
+    } while (seen != expected);
+#endif
+}
+
+/// Adds to a 16-bit element: a word at a time, which is what the memory adds quickly.
+__device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
+    const auto address = reinterpret_cast<uintptr_t>(to);
+    const bool second = address & 2;
+    add_pair(dtype, reinterpret_cast<unsigned*>(address & ~uintptr_t(3)), second ? 0.f : x,
+             second ? x : 0.f);
+}
+
+/// Adds to an element of the gradient to elements T, in the type of its sums.
+template <typename T>
+__device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
+    // Not atomicAdd, which asks at run time whether an address is one of shared memory.
+    if constexpr (sizeof(T) == 8)
+        asm volatile("red.global.add.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
+    else if (sizeof(T) == 4 || dtype == DType::kFloat)
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+    else
+        add_16bit(dtype, to, x);
+}
+
+/// Adds to element `at` of p.grad_input, or to its sum in fixed point.
+template <typename T>
+__device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
+    if (job.fixed) return FixedPoint(job.fixed, job.places, job.terms).add(at, x);
+    add_one<T>(job.sum_dtype,
+               static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
+}
+
+/// Sums over the lanes of a point and writes the gradient to its coordinates.
+template <int D, typename A>
+__device__ inline void store_grad_grid(const GridSampleJob& job, const ThreadPoint& at,
+                                       A (&grad)[D]) {
+#pragma unroll
+    for (int d = 0; d < D; ++d)
+        for (int m = 32 >> job.lanes_log2; m < 32; m *= 2)
+            grad[d] += __shfl_xor_sync(~0u, grad[d], m);
+    if (at.lane == 0 && at.inside)
+#pragma unroll
+        for (int d = 0; d < D; ++d)
+            store_as(job.p.grid_dtype, job.p.grad_grid, (at.b * job.p.P + at.q) * D + d, grad[d]);
+}
+
+template <typename T, int V, int D, int kTaps>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    constexpr int K = power(kTaps, D);
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    const bool inside = at.inside;
+    A grad_grid[D] = {};
+    if (inside) {
+        const PointTaps<A, D, kTaps, true> point(job, at);
+        const Corners<K> corners(point, p.input_stride), sums(point, p.grad_input_stride);
+        A weight[K], dot[K] = {};
+#pragma unroll
+        for (int k = 0; k < K; ++k) weight[k] = point.weight(k);
+        const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+        const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                            p.grad_out_points.at(at.q);
+        const int64_t sum_image = at.b * p.grad_input_stride[0];
+        const int step = at.lanes * V, C = int(p.C);
+        for (int c = at.lane * V; c < C; c += step) {
+            A grad[V];
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+                grad[j] =
+                    V == 1 || c + j < C ? A(load(grad_out[(c + j) * p.grad_out_stride[1]])) : A(0);
+            if (p.grad_grid) {
+                Vector<T, V> value[K];
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    value[k] = {};
+                    if (corners.valid(k)) value[k] = load_vector<T, V>(in + corners.offset(k, c));
+                }
+#pragma unroll
+                for (int k = 0; k < K; ++k)
+#pragma unroll
+                    for (int j = 0; j < V; ++j) dot[k] += grad[j] * load(value[k].at[j]);
+            }
+            if (p.grad_input) {
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    if (!sums.valid(k)) continue;
+                    if constexpr (V > 1) {
+                        float x[V];
+#pragma unroll
+                        for (int j = 0; j < V; ++j) x[j] = weight[k] * grad[j];
+                        add_floats<V>(
+                            static_cast<float*>(p.grad_input) + sum_image + sums.offset(k, c), x);
+                    } else {
+                        add_at<T>(job, sum_image + sums.offset(k, c), weight[k] * grad[0]);
+                    }
+                }
+            }
+        }
+        if (p.grad_grid) {
+#pragma unroll
+            for (int d = 0; d < D; ++d)
+#pragma unroll
+                for (int k = 0; k < K; ++k) grad_grid[d] += point.slope(k, d) * dot[k];
+        }
+    }
+    if (p.grad_grid) store_grad_grid<D>(job, at, grad_grid);
+}
+
+/// Gradients of the backward. With w_k the weights, a = to_grad_input, b = to_grad_grid and
+/// s_k = sum_d b_d dw_k/dx_d, what arrives meets sum_kc g_c (w_k a_kc + s_k in_kc).
+template <typename T, int D>
+__global__ void __launch_bounds__(kThreads)
+    second_kernel(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    constexpr int K = power(2, D);
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    A to_grid[D] = {};
+    if (at.inside) {
+        const PointTaps<A, D, 2, true> point(job, at);
+        const Corners<K> in_corners(point, p.input_stride);
+        const Corners<K> to_corners(point, p.to_grad_input_stride);
+        const Corners<K> sums(point, p.grad_input_stride);
+        A along[D] = {}, slope[K] = {}, dot_in[K] = {}, dot_to[K] = {};
+        if (p.to_grad_grid) {
+            const int64_t from = at.b * p.to_grad_grid_stride[0] + p.to_grad_grid_points.at(at.q);
+#pragma unroll
+            for (int d = 0; d < D; ++d)
+                along[d] =
+                    load_as<A>(p.grid_dtype, p.to_grad_grid, from + d * p.to_grad_grid_stride[1]);
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+#pragma unroll
+                for (int d = 0; d < D; ++d) slope[k] += along[d] * point.slope(k, d);
+        }
+        const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+        const T* to = static_cast<const T*>(p.to_grad_input) + at.b * p.to_grad_input_stride[0];
+        const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                            p.grad_out_points.at(at.q);
+        T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
+        for (int c = at.lane; c < p.C; c += at.lanes) {
+            const A g = load(grad_out[c * p.grad_out_stride[1]]);
+            A to_g = 0;
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (!in_corners.valid(k)) continue;
+                if (p.to_grad_input) {
+                    const A a = load(to[to_corners.offset(k, c)]);
+                    to_g += point.weight(k) * a, dot_to[k] += g * a;
+                }
+                if (p.to_grad_grid) {
+                    const A x = load(in[in_corners.offset(k, c)]);
+                    to_g += slope[k] * x, dot_in[k] += g * x;
+                    if (p.grad_input)
+                        add_at<T>(job, at.b * p.grad_input_stride[0] + sums.offset(k, c),
+                                  slope[k] * g);
+                }
+            }
+            if (p.out) out[c * p.P] = store<T>(to_g);
+        }
+#pragma unroll
+        for (int d = 0; d < D; ++d)
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                to_grid[d] += point.slope(k, d) * dot_to[k];
+#pragma unroll
+                for (int e = 0; e < D; ++e)
+                    if (e != d) to_grid[d] += along[e] * point.twist(k, d, e) * dot_in[k];
+            }
+    }
+    if (p.grad_grid) store_grad_grid<D>(job, at, to_grid);
+}

@@ -1,0 +1,113 @@
+// What grid_sample's CUDA kernels are told: a job, and which point a thread has. Which kernels a
+// job takes is in plan.cu.
+#pragma once
+#include "grid_sample.h"
+#include "vector.cuh"
+
+constexpr int kThreads = 128;
+
+/// Where the pixels of an image lie: offsets in units of several bytes, so that they fit in 32
+/// bits.
+struct Offsets {
+    int step[3];        // z, y, x
+    int unit;           // bytes
+    int64_t corner[8];  // bytes from a cell's first pixel to its corner 4 z + 2 y + x
+    bool fits;
+};
+
+/// Constants of `unnormalized` and of padding with zeros or the border: a coordinate x lies at
+/// ((x + 1) * half * size - less) * scale, held between `least` and `most`.
+template <typename A>
+struct AxisOf {
+    A half, size, less, scale, least, most;
+};
+
+/// What a launch needs beside the parameters. Tensors may stand for those of the caller; a launch
+/// takes points [first, first + count) of images blockIdx.y + image on.
+struct GridSampleJob {
+    GridSampleParams p;
+    Offsets input, sums;  // of p.input and p.grad_input
+    bool packed;          // the grid is float, a point's coordinates are neighbours, and points lie
+    int point_step;       // so many bytes apart; p.grid is then that of point `first`
+    int64_t first, image;
+    int count;
+    bool same_steps;        // those of the input and of the sums
+    AxisOf<float> axes[3];  // z, y, x
+    AxisOf<double> exact_axes[3];
+    int processors;             // of the GPU
+    bool general;               // offsets do not fit in 32 bits, or sums are in fixed point
+    int lanes_log2;             // of the threads that share a point
+    DType sum_dtype;            // of what p.grad_input points to: sums of gradients
+    unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
+    int64_t places, terms;      // of those
+    template <typename A>
+    __device__ const AxisOf<A>& axis(int d) const {
+        if constexpr (sizeof(A) == 8)
+            return exact_axes[d];
+        else
+            return axes[d];
+    }
+
+    const int* choice;  // in device memory: the launch works where it is `chosen`; null: always
+    int chosen;
+};
+
+/// Launches the kernels for V channels at a time.
+const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream);
+const char* grid_sample_forward_16bit(GridSampleJob& job, int V, cudaStream_t stream);
+const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream);
+const char* grid_sample_backward_16bit(GridSampleJob& job, int V, cudaStream_t stream);
+const char* grid_sample_second(GridSampleJob& job, cudaStream_t stream);
+
+__device__ inline bool idle(const GridSampleJob& job) {
+    return job.choice && *job.choice != job.chosen;
+}
+
+HD constexpr int power(int base, int exponent) {
+    return exponent == 0 ? 1 : base * power(base, exponent - 1);
+}
+
+/// The point of a thread and its share of the channels: neighbouring threads have neighbouring
+/// points, and 32 threads 32 >> lanes_log2 of them.
+struct ThreadPoint {
+    int64_t b, q;  // image, point of the image
+    int i;         // point of the launch
+    int lane, lanes;
+    bool inside;
+
+    __device__ ThreadPoint(const GridSampleJob& job) {
+        const int points_log2 = 5 - job.lanes_log2, in_warp = threadIdx.x % 32;
+        const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+        i = (warp << points_log2) + (in_warp & ((1 << points_log2) - 1));
+        lane = in_warp >> points_log2, lanes = 1 << job.lanes_log2;
+        b = job.image + blockIdx.y, q = job.first + i;
+        inside = i < job.count;
+    }
+};
+
+HD inline int element_size(DType dtype) {
+    return dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+}
+
+/// Launches `kernel` for all points, `each` of them to 32 threads, in at most so many blocks.
+template <typename Kernel>
+inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cudaStream_t stream,
+                                 int64_t most = 0x7fffffff) {
+    constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535;
+    GridSampleParams& p = job.p;
+    const void* const grid_begin = p.grid;
+    for (job.image = 0; job.image < p.B; job.image += kMostImages) {
+        const int64_t images = p.B - job.image < kMostImages ? p.B - job.image : kMostImages;
+        for (job.first = 0; job.first < p.P; job.first += kMostPoints) {
+            job.count = int(p.P - job.first < kMostPoints ? p.P - job.first : kMostPoints);
+            if (job.packed)
+                p.grid = static_cast<const char*>(grid_begin) + job.first * job.point_step;
+            const int64_t warps = ceil_div(job.count, each);
+            const int block = warps < kThreads / 32 ? int(warps) : kThreads / 32;
+            const int64_t blocks = ceil_div(warps, block);
+            const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images));
+            kernel<<<grids, block * 32, 0, stream>>>(job);
+        }
+    }
+    return launch_error();
+}

@@ -1,0 +1,295 @@
+// grid_sample's backward on the GPU, for linear and nearest interpolation; mapping as in
+// linear_forward.cuh.
+#pragma once
+#include "cell.cuh"
+#include "general.cuh"
+
+/// Times 32 points that a warp takes in the backward: a group of few threads takes several of the
+/// points of a line one after the other.
+HD inline int tiles_of(int lanes) { return lanes < 8 ? 8 / lanes : 1; }
+
+/// V > 1, float or 16-bit elements, sums in float. Two threads share V channels of a point: one has
+/// the corners at even x, the other those at odd x, side by side in memory. A group of threads
+/// takes neighbouring points one after the other, and a thread adds up what goes to the same
+/// corners: it goes to memory when the column of corners changes, every other step along x.
+template <typename T, int V, int D>
+__global__ void __launch_bounds__(kThreads)
+    linear_backward(const __grid_constant__ GridSampleJob job) {
+    constexpr int K = 1 << (D - 1);  // corners of a column
+    __shared__ Stage<T, V> stages[kThreads / 32];
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const int in_warp = threadIdx.x % 32, lanes = 1 << job.lanes_log2, shares = lanes / 2;
+    const int tiles = tiles_of(lanes), C = int(p.C);
+    const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (int64_t(warp) * 32 * tiles >= job.count) return;
+    const int64_t b = job.image + blockIdx.y;
+    const int lane = in_warp & (lanes - 1), first = in_warp - lane, share = lane / 2;
+    const int i0 = (warp * 32 + first) * tiles + lane;
+    const char* in =
+        static_cast<const char*>(p.input) + (b * p.input_stride[0] + share * V) * int(sizeof(T));
+    const int size = element_size(job.sum_dtype);
+    char* const to =
+        static_cast<char*>(p.grad_input) + (b * p.grad_input_stride[0] + share * V) * size;
+    const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0];
+    Stage<T, V>& stage = stages[threadIdx.x / 32];
+    const T* const staged = &stage.row(share, 0, shares)[first];
+    const char* grid = grid_of(job, b);
+    const auto coordinates = [&](int t) {
+        const int i = i0 + t * lanes;
+        return Coordinates<float, D>(job, grid, i < job.count ? i : job.count - 1);
+    };
+    float own_grad[D], sum[K][V];
+    // With several shares of the channels cells are found anew for each; there is one tile then.
+#pragma unroll 1
+    for (int c0 = 0; c0 < C; c0 += V * shares) {
+        const bool real = c0 + share * V < C;
+        char* const sums = to + c0 * size;
+        int column = 0;      // offset of the column whose corners are being summed
+        uint32_t valid = 0;  // which of them lie in the image
+        const auto flush = [&] {
+            char* at = sums + int64_t(column) * job.sums.unit;
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (!(valid >> k & 1)) continue;
+                char* const corner = at + job.sums.corner[2 * k];
+                if (sizeof(T) == 4 || job.sum_dtype == DType::kFloat) {
+                    add_floats<V>(reinterpret_cast<float*>(corner), sum[k]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < V; j += 2)
+                        add_pair(job.sum_dtype, reinterpret_cast<unsigned*>(corner) + j / 2,
+                                 sum[k][j], sum[k][j + 1]);
+                }
+            }
+        };
+        Coordinates<float, D> next = coordinates(0);
+#pragma unroll 1
+        for (int t = 0; t < tiles; ++t) {
+            const int i = i0 + t * lanes;
+            const bool inside = i < job.count;
+            Cell<float, D> own = cell_of<true>(job, job.sums, next);
+            if (!inside) own.flags = 0;
+            if (t + 1 < tiles) next = coordinates(t + 1);
+            __syncwarp();
+            const T* row = grad_out + c0 * p.grad_out_stride[1] +
+                           p.grad_out_points.at(job.first + (inside ? i : job.count - 1));
+#pragma unroll 2
+            for (int l = 0; l < shares; ++l) {
+#pragma unroll
+                for (int j = 0; j < V; ++j, row += p.grad_out_stride[1])
+                    stage.row(l, j, shares)[in_warp] = c0 + l * V + j < C ? *row : T{};
+            }
+            __syncwarp();
+#pragma unroll
+            for (int d = 0; d < D; ++d)
+                if (c0 == 0) own_grad[d] = 0;
+#pragma unroll 1
+            for (int r = 0; r < lanes; ++r) {
+                const Cell<float, D> cell = own.from(first + r);
+                float grad[V], grad_grid[D] = {};
+#pragma unroll
+                for (int j = 0; j < V; ++j) grad[j] = load(staged[j * shares * 33 + r]);
+                // Bit 16 says whether the cell's first x is odd.
+                const uint32_t side = (cell.flags >> 16 ^ uint32_t(lane)) & 1;
+                const uint32_t bits = real && cell.flags >> side & 1 ? cell.column() : 0;
+                if (bits != 0) {
+                    const int base = cell.base + int(side) * job.sums.step[2];
+                    Vector<T, V> value[K];
+                    if (p.grad_grid) {
+                        const char* at = in + c0 * int(sizeof(T)) + int64_t(base) * job.input.unit;
+#pragma unroll
+                        for (int k = 0; k < K; ++k) {
+                            value[k] = {};
+                            if (bits >> k & 1)
+                                value[k] = load_constant<T, V>(
+                                    reinterpret_cast<const T*>(at + job.input.corner[2 * k]));
+                        }
+                    }
+                    float weight[K];
+                    cell.column_weights(weight);
+                    const float along = side ? cell.part[0] : 1 - cell.part[0];
+                    if (p.grad_input) {
+                        if (base != column || bits != valid) {
+                            flush();
+#pragma unroll
+                            for (int k = 0; k < K; ++k)
+#pragma unroll
+                                for (int j = 0; j < V; ++j) sum[k][j] = 0;
+                            column = base, valid = bits;
+                        }
+#pragma unroll
+                        for (int k = 0; k < K; ++k)
+#pragma unroll
+                            for (int j = 0; j < V; ++j) sum[k][j] += along * weight[k] * grad[j];
+                    }
+                    if (p.grad_grid) {
+                        float dot[K] = {};
+#pragma unroll
+                        for (int k = 0; k < K; ++k)
+#pragma unroll
+                            for (int j = 0; j < V; ++j) dot[k] += grad[j] * load(value[k].at[j]);
+                        cell.column_slopes(dot, weight, along, side, grad_grid);
+                    }
+                }
+                if (!p.grad_grid) continue;
+#pragma unroll
+                for (int d = 0; d < D; ++d) {
+                    for (int m = 1; m < lanes; m *= 2)
+                        grad_grid[d] += __shfl_xor_sync(kAll, grad_grid[d], m);
+                    if (lane == r) own_grad[d] += grad_grid[d];
+                }
+            }
+            if (p.grad_grid && inside && c0 + V * shares >= C)
+#pragma unroll
+                for (int d = 0; d < D; ++d)
+                    store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d,
+                             own.moved(d, p) * own_grad[d]);
+        }
+        if (p.grad_input) flush();
+    }
+}
+
+/// Which of a warp's threads, each with a point, are in the same cell as the thread before them.
+struct Runs {
+    bool head;          // begins a run
+    int reach;          // no run has more threads
+    int end;            // its last thread
+    bool gives, takes;  // the next run's cell is the next along x; this one's is that of the last
+    int before;         // first thread of the run before
+
+    __device__ Runs(int base, uint32_t flags, int step) {
+        const int i = threadIdx.x % 32;
+        const int last_base = __shfl_up_sync(kAll, base, 1);
+        const uint32_t last_flags = __shfl_up_sync(kAll, flags, 1);
+        head = i == 0 || base != last_base || flags != last_flags;
+        const uint32_t heads = __ballot_sync(kAll, head);
+        const uint32_t above = i == 31 ? 0 : heads & (kAll << (i + 1));
+        end = above ? __ffs(int(above)) - 2 : 31;
+        takes = head && i > 0 && base == last_base + step && (flags & 1) && (last_flags & 2) &&
+                ((flags ^ last_flags) & ~3u) == 0;
+        const uint32_t takers = __ballot_sync(kAll, takes);
+        gives = end < 31 && (takers >> (end + 1) & 1);
+        for (reach = 1; __any_sync(kAll, end - i >= reach);) reach *= 2;
+        const uint32_t below = i == 0 ? 0 : heads & ((1u << i) - 1);
+        before = below ? 31 - __clz(int(below)) : 0;
+    }
+    /// Sums over each run, in its first thread.
+    template <typename A>
+    __device__ A sum(A x) const {
+        const int i = threadIdx.x % 32;
+#pragma unroll 1
+        for (int m = 1; m < reach; m *= 2) {
+            const A other = __shfl_down_sync(kAll, x, m);
+            if (i + m <= end) x += other;
+        }
+        return x;
+    }
+};
+
+/// V = 1: a thread to a point. Neighbouring points in the same cell, or in the next along x, add up
+/// what goes to the same corners within the warp first.
+template <typename T, int D, int U>
+__global__ void __launch_bounds__(kThreads)
+    linear_backward_any(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    constexpr int K = 1 << D;
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    const int i = at.inside ? at.i : job.count - 1;
+    const Coordinates<A, D> coordinates(job, grid_of(job, at.b), i);
+    Cell<A, D> cell = cell_of<true>(job, job.input, coordinates);
+    if (!at.inside) cell.flags = 0;
+    constexpr uint32_t kBits = (1u << 2 * D) - 1;
+    const Runs runs(cell.base, cell.flags & kBits, job.input.step[2]);
+    const bool alone = at.lanes == 1;  // threads that share a point have no neighbours to add to
+    const bool nearest = p.interpolation == Interpolation::kNearest;
+    A weight[K], dot[K] = {};
+    cell.weights(weight);
+    const char* in = static_cast<const char*>(p.input) + at.b * p.input_stride[0] * int(sizeof(T));
+    const int64_t c_step = p.input_stride[1] * int(sizeof(T));
+    const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                        p.grad_out_points.at(job.first + i);
+    const int C = int(p.C), size = element_size(job.sum_dtype);
+    const int base = job.same_steps || !p.grad_input
+                         ? cell.base
+                         : cell_of<true>(job, job.sums, coordinates).base;
+    char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
+                     int64_t(base) * job.sums.unit;
+    // The corners that this thread adds to memory.
+    uint32_t mine = 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+        mine |= uint32_t(cell.valid(k) && (!alone || (runs.head && !(k % 2 && runs.gives)))) << k;
+    const bool longer = alone && runs.reach > 1;
+#pragma unroll 1
+    for (int c0 = at.lane; c0 - at.lane < C; c0 += U * at.lanes) {
+        A grad[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const int c = c0 + u * at.lanes;
+            grad[u] = c < C && at.inside ? A(load(grad_out[c * p.grad_out_stride[1]])) : A(0);
+        }
+        if (p.grad_grid) {
+            Vector<T, 1> value[U][K];
+#pragma unroll
+            for (int u = 0; u < U; ++u)
+                if (const int c = c0 + u * at.lanes; c < C)
+                    load_corners(job.input, in + c * c_step, cell, value[u]);
+#pragma unroll
+            for (int u = 0; u < U; ++u)
+                if (c0 + u * at.lanes < C)
+#pragma unroll
+                    for (int k = 0; k < K; ++k) dot[k] += grad[u] * load(value[u][k].at[0]);
+        }
+        if (!p.grad_input) continue;
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const int c = c0 + u * at.lanes;
+            if (c - at.lane >= C) break;
+            A part[K];
+#pragma unroll
+            for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
+            if (longer)
+#pragma unroll
+                for (int k = 0; k < K; ++k) part[k] = runs.sum(part[k]);
+            if (alone && !nearest)
+#pragma unroll
+                for (int k = 0; k < K; k += 2) {
+                    const A given = __shfl_sync(kAll, part[k + 1], runs.before);
+                    if (runs.takes) part[k] += given;
+                }
+            if (c >= C) continue;
+            char* row = to + c * p.grad_input_stride[1] * size;
+            asm("" : "+l"(row));
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+                if (mine >> k & 1) add_one<T>(job.sum_dtype, row + job.sums.corner[k], part[k]);
+        }
+    }
+    if (!p.grad_grid) return;
+    A grad_grid[D];
+    cell.slopes(dot, grad_grid);
+#pragma unroll
+    for (int d = 0; d < D; ++d) grad_grid[d] *= cell.moved(d, p);
+    store_grad_grid<D>(job, at, grad_grid);
+}
+
+template <typename T, int V, int D>
+const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
+    if constexpr (V > 1)
+        return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
+                             stream);
+    const int each = 32 >> job.lanes_log2;
+    if (job.general) return launch_points(backward_kernel<T, 1, D, 2>, job, each, stream);
+    return launch_points(job.p.C == 1 ? linear_backward_any<T, D, 1> : linear_backward_any < T, D,
+                         D == 2 ? 4 : 2 >, job, each, stream);
+}
+template <typename T, int V>
+const char* launch_backward(GridSampleJob& job, cudaStream_t stream) {
+    if (job.p.interpolation == Interpolation::kCubic)
+        return launch_points(backward_kernel<T, V, 2, 4>, job, 32 >> job.lanes_log2, stream);
+    return (job.p.D == 3 ? launch_linear_backward<T, V, 3>
+                         : launch_linear_backward<T, V, 2>)(job, stream);
+}

@@ -1,0 +1,232 @@
+// grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
+// linear_backward.cuh (and general.cuh: bicubic, deterministic, second derivatives, fields of more
+// than 2^30 pixels).
+//
+// Bytes that must move (float32), for P points of C channels in a volume of V voxels: forward
+// 4 (P (D + C) + min(V, 2^D P) C), but a voxel is fetched in sectors of 32 bytes. Channels last, a
+// corner of 16 channels is two sectors; channels first it is sixteen, of which 4 bytes each are
+// used unless neighbouring points use the rest. Where points are many and scattered the input is
+// therefore turned channels last first, in one streaming pass, and gradients are summed so. Whether
+// they are scattered is looked up in a sample of the grid, on the device: both ways are launched,
+// and the kernels of one return at once.
+#include <algorithm>
+#include <cmath>
+
+#include "cell.cuh"
+#include "fixed_point.cuh"
+#include "plan.cuh"
+#include "turn.cuh"
+
+namespace {
+
+constexpr int kSamples = 128;  // rows of 32 neighbouring points
+
+/// Chooses 1 where 32 neighbouring points lie in more than `few` sectors on average, else 0.
+template <int D>
+__global__ void __launch_bounds__(1024)
+    probe_kernel(const __grid_constant__ GridSampleJob job, float few, int* choice) {
+    __shared__ int sectors;
+    if (threadIdx.x == 0) sectors = 0;
+    __syncthreads();
+    constexpr int64_t kMost = 1 << 30;  // of the points, whose numbers are then an int
+    const int lane = threadIdx.x % 32, count = int((job.p.P < kMost ? job.p.P : kMost) / 32);
+    const int samples = count < kSamples ? count : kSamples;
+    int mine = 0;
+#pragma unroll
+    for (int j = 0; j < kSamples / 32; ++j) {
+        const int s = j * 32 + threadIdx.x / 32;
+        if (s >= samples) break;
+        const int i = int(int64_t(s) * count / samples) * 32 + lane;
+        const int64_t b = int64_t(s) * job.p.B / samples;
+        const Coordinates<float, D> at(job, grid_of(job, b), i);
+        const auto cell = cell_of<false>(job, job.input, at);
+        const int sector = int(int64_t(cell.base) * job.input.unit / 32);
+        const unsigned same = __match_any_sync(~0u, sector);
+        mine += lane == __ffs(int(same)) - 1;
+    }
+    atomicAdd(&sectors, mine);
+    __syncthreads();
+    if (threadIdx.x == 0) *choice = float(sectors) > few * samples;
+}
+
+void set_points(GridSampleJob& job, const Plan& plan) {
+    GridSampleParams& p = job.p;
+    if (!p.grad_input) {
+        std::copy(p.input_stride, p.input_stride + 5, p.grad_input_stride);
+        job.sum_dtype = p.dtype;
+    }
+    job.input = steps_of(p, p.input_stride, element_size(p.dtype));
+    job.sums = steps_of(p, p.grad_input_stride, element_size(job.sum_dtype));
+    job.general = plan.fixed || !job.input.fits || !job.sums.fits;
+    job.same_steps = std::equal(job.input.step, job.input.step + 3, job.sums.step);
+    const PointsView& points = p.grid_points;
+    job.packed = p.grid_dtype == DType::kFloat && p.grid_stride[1] == 1 && points.count[1] == p.P &&
+                 std::abs(points.stride[2]) < 1 << 28;
+    job.point_step = job.packed ? int(points.stride[2]) * 4 : 0;
+    for (int d = 0; d < 3; ++d) {
+        job.axes[d] = axis_of<float>(p, d);
+        job.exact_axes[d] = axis_of<double>(p, d);
+    }
+    job.lanes_log2 = lanes_log2(p, plan);
+}
+
+template <typename T>
+const char* copy_input(GridSampleJob& job, const Plan& plan, char* scratch, Choice choice,
+                       cudaStream_t stream) {
+    GridSampleParams& p = job.p;
+    const Voxels from = voxels_of(const_cast<void*>(p.input), p.input_stride, p.size);
+    last_strides(p, plan.pad, p.input_stride);
+    const Voxels to = voxels_of(scratch, p.input_stride, p.size);
+    p.input = scratch;
+    return turn<T, T>(from, to, p, int(plan.pad), choice, job.processors, stream);
+}
+
+template <typename T>
+const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSampleParams& caller,
+                       Choice choice, cudaStream_t stream) {
+    const int64_t count = caller.B * caller.C * voxel_count(caller);
+    int64_t dense[5];
+    last_strides(caller, caller.C, dense);
+    const int64_t size[] = {caller.B, caller.C, caller.size[0], caller.size[1], caller.size[2]};
+    bool same = plan.pad == caller.C;
+    for (int d = 0; d < 5; ++d)
+        same = same && (dense[d] == caller.grad_input_stride[d] || size[d] == 1);
+    same = (same || plan.order) &&
+           reinterpret_cast<uintptr_t>(caller.grad_input) % (4 * sizeof(T)) == 0;
+    if (same) {
+        const int64_t blocks =
+            std::min<int64_t>(ceil_div(count, 4 * kTurners), 16 * job.processors);
+        round_kernel<T><<<unsigned(blocks), kTurners, 0, stream>>>(
+            static_cast<const float*>(job.p.grad_input), static_cast<T*>(caller.grad_input), count,
+            choice);
+        return launch_error();
+    }
+    const Voxels from = voxels_of(job.p.grad_input, job.p.grad_input_stride, caller.size);
+    const Voxels to = voxels_of(caller.grad_input, caller.grad_input_stride, caller.size);
+    return turn<float, T>(from, to, caller, int(caller.C), choice, job.processors, stream);
+}
+
+/// M of the second derivative's addends: |grad_out| |to_grad_grid| times how the weights change.
+__global__ void bound_kernel(unsigned long long* bounds, double slope) {
+    bounds[1] = __double_as_longlong(__longlong_as_double(bounds[0]) *
+                                     __longlong_as_double(bounds[1]) * slope);
+}
+
+Strided points_of(const void* data, DType dtype, int64_t B, int64_t b_stride, int64_t C,
+                  int64_t c_stride, const PointsView& at, int64_t P) {
+    const int64_t rest = P / (at.count[0] * at.count[1]);
+    return {data,
+            dtype,
+            5,
+            {B, C, rest, at.count[0], at.count[1]},
+            {b_stride, c_stride, at.stride[0], at.stride[1], at.stride[2]}};
+}
+
+/// Prepares sums in fixed point: their memory and bound. One word before them is for the bound of
+/// grad_out where the addends' is a product.
+void begin_fixed(GridSampleJob& job, char* scratch, int64_t bytes, cudaStream_t stream) {
+    GridSampleParams& p = job.p;
+    auto* const words = reinterpret_cast<unsigned long long*>(scratch);
+    job.fixed = words + 1, job.places = p.B * p.C * voxel_count(p);
+    job.terms = p.P * 32;  // up to 16 taps of a point may be the same pixel, weights are below 2
+    cudaMemsetAsync(scratch, 0, bytes, stream);
+    const Strided grad_out = points_of(p.grad_out, p.dtype, p.B, p.grad_out_stride[0], p.C,
+                                       p.grad_out_stride[1], p.grad_out_points, p.P);
+    find_largest(grad_out, is_second(p) ? words : words + 1, stream);
+    if (!p.to_grad_grid) return;
+    find_largest(points_of(p.to_grad_grid, p.grid_dtype, p.B, p.to_grad_grid_stride[0], p.D,
+                           p.to_grad_grid_stride[1], p.to_grad_grid_points, p.P),
+                 words + 1, stream);
+    double slope = 0;
+    for (int d = 0; d < p.D; ++d) slope += p.size[2 - d];
+    bound_kernel<<<1, 1, 0, stream>>>(words, slope);
+}
+
+template <typename T>
+const char* finish_fixed(const GridSampleJob& job, const GridSampleParams& caller,
+                         cudaStream_t stream) {
+    finish_fixed_point(static_cast<T*>(caller.grad_input), job.fixed, job.places, job.terms,
+                       stream);
+    return launch_error();
+}
+
+const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice, int processors,
+                cudaStream_t stream) {
+    const char* error = nullptr;
+    GridSampleJob job{caller};
+    GridSampleParams& p = job.p;
+    if (p.grad_grid && p.interpolation == Interpolation::kNearest) {
+        if ((error = zero(p.grad_grid, p.B * p.P * p.D * element_size(p.grid_dtype), choice,
+                          processors, stream)))
+            return error;
+        p.grad_grid = nullptr;
+        if (!p.grad_input && !is_second(p)) return nullptr;
+    }
+    char* const scratch = static_cast<char*>(p.scratch) + kChoiceBytes;
+    const bool bits16 = element_size(p.dtype) == 2;
+    job.choice = choice.made, job.chosen = choice.chosen, job.processors = processors;
+    if (plan.copy)
+        error = (bits16 ? copy_input<Half> : copy_input<float>)(job, plan, scratch, choice, stream);
+    if (error) return error;
+    job.sum_dtype = p.dtype;
+    if (plan.fixed) {
+        begin_fixed(job, scratch, plan.sum_bytes, stream);
+    } else if (p.grad_input) {
+        int64_t bytes = p.B * p.C * voxel_count(p) * element_size(p.dtype);
+        if (plan.sums) {
+            p.grad_input = scratch + plan.copy_bytes;
+            if (!plan.order) last_strides(p, plan.pad, p.grad_input_stride);
+            job.sum_dtype = DType::kFloat;
+            bytes = plan.sum_bytes;
+        }
+        if ((error = zero(p.grad_input, bytes, choice, processors, stream))) return error;
+    }
+    set_points(job, plan);
+    if (!p.grad_out)
+        error = (bits16 ? grid_sample_forward_16bit : grid_sample_forward)(job, plan.V, stream);
+    else if (is_second(p))
+        error = grid_sample_second(job, stream);
+    else
+        error = (bits16 ? grid_sample_backward_16bit : grid_sample_backward)(job, plan.V, stream);
+    if (error || !(plan.sums || plan.fixed)) return error;
+    switch (p.dtype) {
+        case DType::kFloat:
+            return plan.fixed ? finish_fixed<float>(job, caller, stream)
+                              : round_sums<float>(job, plan, caller, choice, stream);
+        case DType::kDouble: return finish_fixed<double>(job, caller, stream);
+        case DType::kHalf:
+            return plan.fixed ? finish_fixed<Half>(job, caller, stream)
+                              : round_sums<Half>(job, plan, caller, choice, stream);
+        default:
+            return plan.fixed ? finish_fixed<BFloat16>(job, caller, stream)
+                              : round_sums<BFloat16>(job, plan, caller, choice, stream);
+    }
+}
+
+}  // namespace
+
+int64_t grid_sample_scratch_cuda(const GridSampleParams* p) {
+    const Plans plans = plans_of(*p);
+    int64_t bytes = 0;
+    if (plans.take != Plans::kTurned) bytes = bytes_of(plans.plain);
+    if (plans.take != Plans::kPlain) bytes = std::max(bytes, bytes_of(plans.turned));
+    return bytes || plans.take == Plans::kProbe ? kChoiceBytes + bytes : 0;
+}
+
+const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
+    const auto stream = static_cast<cudaStream_t>(stream_pointer);
+    const Plans plans = plans_of(*p);
+    int device = 0, processors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    if (plans.take != Plans::kProbe)
+        return run(*p, plans.take == Plans::kTurned ? plans.turned : plans.plain, {}, processors,
+                   stream);
+    GridSampleJob job{*p};
+    set_points(job, plans.plain);
+    int* const choice = static_cast<int*>(p->scratch);
+    (p->D == 3 ? probe_kernel<3> : probe_kernel<2>)<<<1, 1024, 0, stream>>>(job, plans.few, choice);
+    if (const char* error = launch_error()) return error;
+    if (const char* error = run(*p, plans.plain, {choice, 0}, processors, stream)) return error;
+    return run(*p, plans.turned, {choice, 1}, processors, stream);
+}

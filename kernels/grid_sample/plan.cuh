@@ -1,0 +1,189 @@
+// How grid_sample on the GPU does a job: whether fields are turned, how many channels at a time,
+// where gradients are summed.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "fixed_point.cuh"
+#include "job.cuh"
+
+namespace {
+
+int64_t voxel_count(const GridSampleParams& p) {
+    return int64_t(p.size[0]) * p.size[1] * p.size[2];
+}
+
+/// Strides of a contiguous channels-last tensor with C channels.
+void last_strides(const GridSampleParams& p, int64_t C, int64_t (&stride)[5]) {
+    stride[1] = 1, stride[4] = C, stride[3] = C * p.size[2], stride[2] = stride[3] * p.size[1];
+    stride[0] = stride[2] * p.size[0];
+}
+
+int64_t gcd(int64_t a, int64_t b) { return b == 0 ? a : gcd(b, a % b); }
+
+/// `size`: bytes of an element.
+Offsets steps_of(const GridSampleParams& p, const int64_t (&stride)[5], int size) {
+    Offsets s{};
+    int64_t unit = 0, most = 0;
+    for (int d = 0; d < 3; ++d)
+        if (p.size[d] > 1) unit = gcd(unit, stride[2 + d]);
+    if (unit == 0) unit = 1;
+    constexpr int64_t kLimit = int64_t(1) << 30;
+    for (int d = 0; d < 3; ++d) {
+        const int64_t each = p.size[d] > 1 ? stride[2 + d] / unit : 0;
+        s.step[d] = int(each);
+        most = std::max(most, std::max(each, each * p.size[d]));
+    }
+    s.unit = int(unit * size);
+    s.fits = most < kLimit && unit * size < kLimit;
+    for (int k = 0; k < 8; ++k)
+        for (int d = 0; d < 3; ++d)
+            if (k >> d & 1) s.corner[k] += int64_t(s.step[2 - d]) * s.unit;
+    return s;
+}
+
+/// The most channels that can be read in one word.
+int vector_of(const GridSampleParams& p, const void* data, const int64_t (&stride)[5]) {
+    const int size = element_size(p.dtype);
+    if (p.dtype == DType::kDouble || stride[1] != 1 || !steps_of(p, stride, size).fits) return 1;
+    for (int V = 16 / size; V >= 4; V /= 2) {
+        bool fits = p.C % V == 0 && reinterpret_cast<uintptr_t>(data) % (V * size) == 0 &&
+                    stride[0] % V == 0;
+        for (int d = 0; d < 3; ++d) fits = fits && (p.size[d] == 1 || stride[2 + d] % V == 0);
+        if (fits) return V;
+    }
+    return 1;
+}
+
+template <typename A>
+AxisOf<A> axis_of(const GridSampleParams& p, int d) {
+    const A size = A(p.size[d]), infinite = A(INFINITY);
+    const bool border = p.padding == Padding::kBorder;
+    const A least = border ? A(0) : -infinite, most = border ? size - 1 : infinite;
+    return p.align_corners ? AxisOf<A>{A(0.5), size - 1, 0, 1, least, most}
+                           : AxisOf<A>{1, size, 1, A(0.5), least, most};
+}
+
+/// One way to do a job.
+struct Plan {
+    bool copy = false;   // of the input, channels last
+    bool sums = false;   // of the gradient to the input, in float, channels last
+    bool order = false;  // or in the order of the gradient itself
+    bool fixed = false;  // or in fixed point, in the order of the gradient itself
+    int V = 1;           // channels at a time
+    int64_t pad = 0;     // channels of a copy or of sums
+    int64_t copy_bytes = 0, sum_bytes = 0;
+};
+
+/// Both ways, and when to take the second: always, never, or beyond so many sectors.
+struct Plans {
+    Plan plain, turned;
+    enum { kPlain, kTurned, kProbe } take = kPlain;
+    float few = 0;
+};
+
+bool is_second(const GridSampleParams& p) { return p.to_grad_input || p.to_grad_grid; }
+
+/// Whether offsets in a copy with the channels last fit in 32 bits.
+bool fits_last(const GridSampleParams& p) {
+    int64_t stride[5];
+    last_strides(p, ceil_div(p.C, 8) * 8, stride);
+    return steps_of(p, stride, 4).fits;
+}
+
+constexpr int64_t kFewSums = 1 << 17;  // below, kernels' launches decide and not their work
+
+/// `turn`: with the channels last, whatever they are in the input.
+Plan plan_of(const GridSampleParams& p, bool turn) {
+    Plan plan;
+    const int size = element_size(p.dtype);
+    const int64_t voxels = voxel_count(p);
+    const bool second = is_second(p);
+    const bool last = vector_of(p, p.input, p.input_stride) > 1;
+    if (p.grad_out && p.grad_input && p.deterministic) {
+        plan.fixed = true;
+    } else if (!p.grad_out) {
+        plan.V = vector_of(p, p.input, p.input_stride);
+        plan.copy = turn;
+        if (turn) plan.V = size == 2 && p.C > 4 ? 8 : 4;
+    } else if (second || p.dtype == DType::kDouble) {
+        plan.sums = plan.order = size == 2 && p.grad_input;
+    } else if (!p.grad_input) {
+        plan.copy = turn;
+        plan.V = last || turn ? 4 : 1;
+    } else {
+        const Offsets in_steps = steps_of(p, p.input_stride, 1);
+        const Offsets sum_steps = steps_of(p, p.grad_input_stride, 1);
+        const bool same = std::equal(in_steps.step, in_steps.step + 3, sum_steps.step);
+        // A field far larger than what is added to it is not worth a pass in float.
+        const bool dense = p.P * 128 >= voxels;
+        const bool direct =
+            (size == 4 || !dense) && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
+        plan.sums = !direct && (turn || (size == 2 && dense));
+        plan.order = plan.sums && (p.C == 1 || p.B * p.P * p.C < kFewSums || !fits_last(p));
+        if (fits_last(p) && (direct || (plan.sums && !plan.order))) {
+            plan.V = p.C > 1 ? 4 : 1;
+            plan.copy = p.C > 1 && p.grad_grid && !(last && same);
+        }
+    }
+    plan.pad = ceil_div(p.C, plan.V) * plan.V;
+    const auto bytes = [&](int64_t each) {
+        return ceil_div(p.B * voxels * plan.pad * each, 256) * 256;
+    };
+    if (plan.copy) plan.copy_bytes = bytes(size);
+    if (plan.sums) plan.sum_bytes = bytes(4);
+    if (plan.fixed) plan.sum_bytes = 8 * (1 + fixed_point_words(p.B * p.C * voxels));
+    return plan;
+}
+
+constexpr int64_t kChoiceBytes = 256;
+
+/// Turning pays where the sectors that scattered points fetch channel by channel outweigh the
+/// passes over the field. The rates are measured ones of an H200, in bytes per microsecond; what
+/// matters is their ratio.
+Plans plans_of(const GridSampleParams& p) {
+    constexpr double kStream = 2.2e6, kSectors = 3.7e6;
+    Plans plans;
+    plans.plain = plan_of(p, false);
+    const bool sums = p.grad_out && p.grad_input;
+    if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
+        plans.plain.fixed || p.interpolation == Interpolation::kCubic || !fits_last(p))
+        return plans;
+    plans.turned = plan_of(p, true);
+    const Plan& turned = plans.turned;
+    const double points = double(p.B) * p.P, voxels = double(p.B) * voxel_count(p);
+    const int size = element_size(p.dtype), rows = 1 << (p.D - 1);
+    const double pair = std::max<double>(2.0 * turned.pad * size, 32);
+    double turning =
+        voxels * (p.C + turned.pad) * size / kStream + points * rows * pair * 1.25 / kSectors;
+    // For each sector that 32 neighbouring points lie in, in each row of each channel.
+    double sector = points / 32 * p.C * rows * 1.2 * 32 / kSectors;
+    if (p.input_stride[1] == 1) sector *= 1.5 * size / 32;  // one for several channels
+    if (sums) turning *= 2.2, sector *= 3;
+    if ((!sums && p.C < 4) || turning > 32 * sector || 32 * sector < (sums ? 500 : 100) ||
+        p.P < 1024)
+        return plans;
+    plans.take = turning < 2 * sector ? Plans::kTurned : Plans::kProbe;
+    plans.few = float(turning / sector);
+    return plans;
+}
+
+int64_t bytes_of(const Plan& plan) { return plan.copy_bytes + plan.sum_bytes; }
+
+/// Threads that share a point.
+int lanes_log2(const GridSampleParams& p, const Plan& plan) {
+    const int64_t vectors = ceil_div(p.C, plan.V);
+    int log2 = 0;
+    if (plan.V > 1 && p.interpolation != Interpolation::kCubic) {
+        while (log2 < 3 && 1 << log2 < vectors) ++log2;
+        return log2 + (p.grad_out ? 1 : 0);  // a column of corners each
+    }
+    // As many as fill the GPU. Where channels do not neighbour, lanes read far apart: no more than
+    // leave whole sectors to neighbouring points.
+    const int most = p.input_stride[1] == 1 || !p.grad_out ? 5 : 2, least = plan.V > 1 ? 2 : 0;
+    while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < 132 * 1024))
+        ++log2;
+    return log2;
+}
+
+}  // namespace

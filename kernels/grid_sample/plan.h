@@ -1,0 +1,159 @@
+// How grid_sample on the CPU does a job: what is copied to rows, how work is shared out.
+#pragma once
+#include <numeric>
+
+#include "taps.h"
+
+namespace {
+
+constexpr int64_t kLarge = 5 << 19;  // elements of an image that fit no cache of one core
+
+/// An image that is sampled, or to which is added.
+struct Field {
+    void* data;  // null: none
+    int64_t stride[5];
+    bool rows;
+};
+
+bool has_rows(const GridSampleParams& p, const int64_t (&stride)[5]) {
+    return p.C >= 4 && stride[1] == 1;
+}
+
+int64_t pixels(const GridSampleParams& p) { return int64_t(p.size[0]) * p.size[1] * p.size[2]; }
+
+int64_t taps(const GridSampleParams& p) {
+    const int64_t each = p.interpolation == Interpolation::kLinear    ? 2
+                         : p.interpolation == Interpolation::kNearest ? 1
+                                                                      : 4;
+    return each * each * (p.D == 3 ? each : 1);
+}
+
+/// The largest offset within one channel of an image fits 32 bits.
+bool is_small(const GridSampleParams& p, const Field& f) {
+    int64_t last = 0;
+    for (int a = 0; a < 3; ++a) last += (p.size[a] - 1) * f.stride[2 + a];
+    return last <= 0x7fffffff;
+}
+
+/// Whether most points lie far from the next one, in pixels: looked at in a sample of them.
+bool is_scattered(const GridSampleParams& p) {
+    constexpr int kPairs = 64, kFar = 8;
+    if (p.P < 2) return false;
+    int far = 0;
+    dispatch(p.grid_dtype, [&](auto element) {
+        const auto* const grid = static_cast<const decltype(element)*>(p.grid);
+        for (int i = 0; i < kPairs; ++i) {
+            // By the golden ratio: at even distances all could be ends of rows.
+            const int64_t at = uint64_t(i) * 0x9E3779B97F4A7C15 % uint64_t(p.P - 1);
+            const auto *one = grid + p.grid_points.at(at), *next = grid + p.grid_points.at(at + 1);
+            double away = 0;
+            for (int d = 0; d < p.D; ++d) {
+                const int64_t k = d * p.grid_stride[1];
+                away += fabs(double(load(next[k])) - double(load(one[k]))) * p.size[2 - d] / 2;
+            }
+            far += !(away < kFar);
+        }
+    });
+    return far > kPairs / 2;
+}
+
+/// What is done, in which order, by how many.
+struct Plan {
+    enum Step { kCopy, kPoints, kScatter, kRound };
+    Step steps[4];
+    int count = 0;
+    bool copy, sum;          // fields are copied to rows; the gradient is summed in scratch memory
+    bool fused;              // the scattering step does all
+    int64_t pieces;          // of the points, of copies
+    int64_t shares, splits;  // of the scattering: images are shared, and each is split
+    bool by_channel;
+    bool planes;  // planes_cpu.cpp does the points, and all but the cubic scattering
+    int64_t field_bytes;
+    Field input, upstream, target;
+
+    explicit Plan(const GridSampleParams& p) {
+        const bool exact = p.dtype == DType::kFloat || p.dtype == DType::kDouble;
+        const int64_t element = p.dtype == DType::kDouble ? 8 : 4, V = pixels(p),
+                      all = p.B * p.C * V;
+        const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = 1 << 16;
+        field_bytes = (all * element + 63) / 64 * 64;
+        input = field(p.input, p.input_stride, p);
+        upstream = field(p.to_grad_input, p.to_grad_input_stride, p);
+        target = field(p.grad_input, p.grad_input_stride, p);
+        const bool dense = p.P * taps(p) >= 2 * V && work > fair;
+        const bool flat = p.interpolation == Interpolation::kNearest;
+        const bool reads_input = !p.grad_out || (p.grad_grid && !flat) || (p.to_grad_grid && p.out);
+        const bool reads = reads_input || (p.to_grad_input && p.out);
+        // A copy pays where reads by planes would miss the cache: where neighbouring points are far
+        // from each other in a volume of several channels, or in a large image of many.
+        const bool cubic = p.interpolation == Interpolation::kCubic, wide = p.C * V > kLarge;
+        const bool misses = p.D == 3 ? p.C >= 4 && p.scattered
+                            : cubic  ? p.C >= 32 && p.C * V * element > 1 << 20
+                                     : p.C >= 16 && wide && p.scattered && !flat;
+        copy = reads && dense && (misses || !exact) &&
+               !(exact && input.rows && (!upstream.data || upstream.rows));
+        const bool adds_rows =
+            p.D == 3 || cubic ? p.C >= 4 : p.C >= 8 && (p.scattered || !wide) && !flat;
+        sum = p.grad_input && (!exact || (dense && adds_rows && !target.rows));
+        if (!copy && (!exact || (upstream.data && input.rows != upstream.rows)))
+            input.rows = upstream.rows = false;
+        char* memory = static_cast<char*>(p.scratch);
+        if (copy) {
+            set_rows(p, input, memory), memory += field_bytes;
+            if (upstream.data) set_rows(p, upstream, memory), memory += field_bytes;
+        }
+        if (sum) set_rows(p, target, memory);
+        pieces = std::clamp<int64_t>(work / fair, 1, p.threads);
+        const bool narrow = p.size[1] < 2 || p.size[2] < 2;
+        planes = p.D == 2 && exact && p.grid_dtype == p.dtype && !p.to_grad_input &&
+                 !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
+                 !(cubic && target.data && target.rows) && !(cubic && reads_input && input.rows) &&
+                 is_small(p, input) && (!p.grad_input || is_small(p, target));
+        const bool points = p.out || p.grad_grid;
+        fused = true, shares = 1, splits = 1, by_channel = true;
+        if (p.grad_input) {
+            const int64_t want = std::clamp<int64_t>((work + all) / fair, 1, p.threads);
+            if (want > 1) {
+                shares = p.B >= 4 * want ? want : p.B;
+                splits = p.B >= 4 * want ? 1 : want / std::gcd(p.B, want);
+            }
+            const int64_t units = target.rows ? ceil_div(p.C, 16) : p.C;
+            by_channel = units % splits == 0 || units >= 4 * splits;
+            if (!by_channel) splits = std::min<int64_t>(splits, p.size[3 - p.D]);
+            fused = splits == 1;
+        }
+        if (copy) steps[count++] = kCopy;
+        if (points && !(p.grad_input && fused)) steps[count++] = kPoints;
+        if (p.grad_input) steps[count++] = kScatter;
+        if (sum) steps[count++] = kRound;
+    }
+
+    static Field field(const void* data, const int64_t (&stride)[5], const GridSampleParams& p) {
+        Field f{const_cast<void*>(data), {}, has_rows(p, stride)};
+        std::copy_n(stride, 5, f.stride);
+        return f;
+    }
+    static void set_rows(const GridSampleParams& p, Field& f, void* memory) {
+        f.data = memory, f.rows = p.C >= 4;
+        if (f.rows) {
+            f.stride[1] = 1, f.stride[4] = p.C;
+        } else {
+            f.stride[4] = 1, f.stride[1] = pixels(p);
+        }
+        f.stride[3] = f.stride[4] * p.size[2], f.stride[2] = f.stride[3] * p.size[1];
+        f.stride[0] = p.C * pixels(p);
+    }
+    int64_t scratch() const {
+        return field_bytes * ((copy ? 1 + (upstream.data != nullptr) : 0) + sum);
+    }
+    int64_t items(const GridSampleParams& p) const {
+        if (p.phase >= count) return 0;
+        switch (steps[p.phase]) {
+            case kPoints: return pieces;
+            case kScatter: return shares * splits;
+            default: return std::min<int64_t>(p.threads, ceil_div(p.B * p.C * pixels(p), 1 << 14));
+        }
+    }
+};
+
+}  // namespace

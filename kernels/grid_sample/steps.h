@@ -1,0 +1,420 @@
+// What grid_sample on the CPU does with blocks of points; see steps_cpu.cpp.
+#pragma once
+#include "blocks.h"
+#include "plan.h"
+
+namespace {
+
+constexpr int kRow = 64;  // channels of a row taken at a time
+
+/// All steps on points, in the accumulating type A.
+template <typename A>
+class Steps {
+    using Weights = A (*)[kBlock];
+    const GridSampleParams& p;
+    const Plan& plan;
+    Block<A> block;
+    int M;  // taps of a point
+    int64_t wide[kMostTaps][kBlock];
+    int32_t narrow[kMostTaps][kBlock];
+    A weight[kMostTaps][kBlock], along[3][kMostTaps][kBlock], dots[kMostTaps][kBlock];
+    A tile[kBlock][kRow];
+    A values[kBlock], pixel[2][kBlock], to_grid[3][kBlock];
+    int8_t near[kBlock], whole[kBlock];  // the points that have taps; whether all of them
+    int near_count;
+
+    /// A field's element type: that of the input where it has not been copied.
+    template <typename Body>
+    void with_type(const Body& body) {
+        if (plan.copy || std::is_same_v<A, double> || p.dtype == DType::kFloat)
+            body(A());
+        else if constexpr (std::is_same_v<A, float>)
+            p.dtype == DType::kHalf ? body(Half()) : body(BFloat16());
+    }
+    /// Finds the taps' places in a field, with 32 bits where they will do.
+    void locate(const Field& f) {
+        small = !f.rows && is_small(p, f);
+        small ? block.offsets(f.stride, narrow) : block.offsets(f.stride, wide);
+    }
+    bool small;
+
+    /// Calls `body(m, values)` with what a channel has at the taps.
+    template <typename Body>
+    void each_tap(const Field& f, int64_t c, const Body& body) {
+        with_type([&](auto element) {
+            using E = decltype(element);
+            const E* in =
+                static_cast<const E*>(f.data) + block.image * f.stride[0] + c * f.stride[1];
+            if constexpr (std::is_same_v<E, A>)
+                if (block.inside && block.taps == 2 && f.stride[4] == 1) {
+                    for (int m = 0; m < M; m += 2) {
+                        small ? fetch_pairs(in, narrow[m], block.count, pixel)
+                              : fetch_pairs(in, wide[m], block.count, pixel);
+                        body(m, pixel[0]), body(m + 1, pixel[1]);
+                    }
+                    return;
+                }
+            for (int m = 0; m < M; ++m) {
+                small ? fetch(in, narrow[m], block.count, block.inside, pixel[0])
+                      : fetch(in, wide[m], block.count, block.inside, pixel[0]);
+                body(m, pixel[0]);
+            }
+        });
+    }
+    A* row(const Field& f) const { return static_cast<A*>(f.data) + block.image * f.stride[0]; }
+    /// grad_out of a channel.
+    NOINLINE void read_grad(int64_t c, A* to) {
+        dispatch_to_A([&](auto element) {
+            using T = decltype(element);
+            read_points(static_cast<const T*>(p.grad_out) + block.image * p.grad_out_stride[0] +
+                            c * p.grad_out_stride[1],
+                        p.grad_out_points, block.first, block.count, to);
+        });
+    }
+    /// `dispatch` of p.dtype among the types that are accumulated in A.
+    template <typename Body>
+    void dispatch_to_A(const Body& body) {
+        if constexpr (std::is_same_v<A, double>)
+            body(double());
+        else if (p.dtype == DType::kFloat)
+            body(float());
+        else
+            p.dtype == DType::kHalf ? body(Half()) : body(BFloat16());
+    }
+    NOINLINE void write_out(int64_t c, const A* from, int step) {
+        dispatch_to_A([&](auto element) {
+            using T = decltype(element);
+            T* to = static_cast<T*>(p.out) + (block.image * p.C + c) * p.P + block.first;
+            if (step == 1)
+                for (int i = 0; i < block.count; ++i) to[i] = store<T>(from[i]);
+            else
+                for (int i = 0; i < block.count; ++i) to[i] = store<T>(from[i * kRow]);
+        });
+    }
+    /// grad_out of channels [c, c + count) as rows of the tile.
+    NOINLINE void read_tile(int64_t c, int count) {
+        for (int k = 0; k < count; ++k) {
+            read_grad(c + k, values);
+            for (int i = 0; i < block.count; ++i) tile[i][k] = values[i];
+        }
+    }
+
+    /// out = the sum over the fields' taps by these weights.
+    struct Term {
+        const Field* field;
+        const A (*weight)[kBlock];
+    };
+    void sample(std::initializer_list<Term> terms) {
+        const Term* located = nullptr;
+        const auto find = [&](const Term& term) {
+            if (located != &term) locate(*term.field);
+            located = &term;
+        };
+        if (!terms.begin()->field->rows) {
+            for (int64_t c = 0; c < p.C; ++c) {
+                std::fill_n(values, block.count, A(0));
+                for (const Term& term : terms) {
+                    find(term);
+                    each_tap(*term.field, c, [&](int m, const A* x) {
+                        for (int i = 0; i < block.count; ++i) values[i] += term.weight[m][i] * x[i];
+                    });
+                }
+                write_out(c, values, 1);
+            }
+            return;
+        }
+        each_piece(0, p.C, [&](auto lanes, auto vectors, int64_t c) {
+            constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
+            for (const Term& term : terms) {
+                find(term);
+                sample_rows<L, V>(row(*term.field) + c, term.weight, &term != terms.begin());
+            }
+            for (int k = 0; k < L * V; ++k) write_out(c + k, tile[0] + k, kRow);
+        });
+    }
+    template <int L, int V>
+    void sample_rows(const A* in, const A (*w)[kBlock], bool add) {
+        using Vector = typename Lanes<A, L>::type;
+        for (int i = 0; i < block.count; ++i) {
+            Vector sum[V] = {};
+            if (add) memcpy(sum, tile[i], sizeof(sum));
+            for (int m = 0; m < M; ++m) {
+                const int64_t at = wide[m][i];
+                for (int v = 0; v < V; ++v)
+                    sum[v] += w[m][i] * (at < 0 ? Vector{} : load_lanes<Vector>(in + at + v * L));
+            }
+            memcpy(tile[i], sum, sizeof(sum));
+        }
+    }
+
+    /// to_grid[d] += sum over channels and taps of grad_out * weight[d] * field.
+    void differentiate(const Field& f, const A (*w)[kMostTaps][kBlock]) {
+        locate(f);
+        if (!f.rows) {
+            for (int m = 0; m < M; ++m) std::fill_n(dots[m], block.count, A(0));
+            for (int64_t c = 0; c < p.C; ++c) {
+                read_grad(c, values);
+                each_tap(f, c, [&](int m, const A* x) {
+                    for (int i = 0; i < block.count; ++i) dots[m][i] += values[i] * x[i];
+                });
+            }
+            for (int d = 0; d < p.D; ++d)
+                for (int m = 0; m < M; ++m)
+                    for (int i = 0; i < block.count; ++i) to_grid[d][i] += w[d][m][i] * dots[m][i];
+            return;
+        }
+        each_piece(0, p.C, [&](auto lanes, auto vectors, int64_t c) {
+            constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
+            read_tile(c, L * V);
+            for (int v = 0; v < V; ++v) differentiate_rows<L>(row(f) + c + v * L, v * L, w);
+        });
+    }
+    template <int L>
+    void differentiate_rows(const A* in, int column, const A (*w)[kMostTaps][kBlock]) {
+        using Vector = typename Lanes<A, L>::type;
+        for (int i = 0; i < block.count; ++i) {
+            Vector sum[3] = {};
+            for (int m = 0; m < M; ++m) {
+                const int64_t at = wide[m][i];
+                const Vector x = at < 0 ? Vector{} : load_lanes<Vector>(in + at);
+                for (int d = 0; d < 2; ++d) sum[d] += w[d][m][i] * x;
+                if (p.D == 3) sum[2] += w[2][m][i] * x;
+            }
+            const Vector g = load_lanes<Vector>(tile[i] + column);
+            for (int d = 0; d < p.D; ++d) {
+                const Vector product = sum[d] * g;
+                A total = 0;
+                for (int l = 0; l < L; ++l) total += product[l];
+                to_grid[d][i] += total;
+            }
+        }
+    }
+
+    /// Adds weight * grad_out to the pixels of channels [begin, end) of the target.
+    void scatter(int64_t begin, int64_t end) {
+        const Field& f = plan.target;
+        block.offsets(f.stride, wide);
+        if (!f.rows) {
+            sort_out();
+            for (int64_t c = begin; c < end; ++c) {
+                read_grad(c, values);
+                A* plane = row(f) + c * f.stride[1];
+                switch (M) {
+                    case 1: scatter_plane<1>(plane); break;
+                    case 4: scatter_plane<4>(plane); break;
+                    case 8: scatter_plane<8>(plane); break;
+                    default: scatter_plane<16>(plane);
+                }
+            }
+            return;
+        }
+        each_piece(begin, end, [&](auto lanes, auto vectors, int64_t c) {
+            constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
+            using Vector = typename Lanes<A, L>::type;
+            read_tile(c, L * V);
+            A* to = row(f) + c;
+            for (int i = 0; i < block.count; ++i)
+                for (int m = 0; m < M; ++m) {
+                    const int64_t at = wide[m][i];
+                    if (at < 0) continue;
+                    for (int v = 0; v < V; ++v) {
+                        const Vector x = load_lanes<Vector>(to + at + v * L) +
+                                         weight[m][i] * load_lanes<Vector>(tile[i] + v * L);
+                        memcpy(to + at + v * L, &x, sizeof(x));
+                    }
+                }
+        });
+    }
+    template <int kM>
+    void scatter_plane(A* to) {
+        const auto add = [&](int i, int m) { to[wide[m][i]] += weight[m][i] * values[i]; };
+        for (int j = 0; j < near_count; ++j) {
+            const int i = near[j];
+            if (whole[i])
+                for (int m = 0; m < kM; ++m) add(i, m);
+            else
+                for (int m = 0; m < kM; ++m)
+                    if (wide[m][i] >= 0) add(i, m);
+        }
+    }
+    /// Lists the points that have any tap: a slab of the slowest axis has few of all, in no order.
+    NOINLINE void sort_out() {
+        const int n = block.count;
+        int8_t some[kBlock] = {};
+        std::fill_n(whole, kBlock, int8_t(1));
+        for (int m = 0; m < M; ++m)
+            for (int i = 0; i < n; ++i) {
+                const int8_t in = wide[m][i] >= 0;
+                some[i] |= in, whole[i] &= in;
+            }
+        near_count = 0;
+        for (int i = 0; i < n; ++i) near[near_count] = int8_t(i), near_count += some[i];
+    }
+
+    /// Weights of a directional derivative; `direction` is what arrives for grad_grid.
+    void directional(Weights to, A (*direction)[kBlock]) {
+        for (int a = block.outermost; a < 3; ++a) {
+            block.coordinates(p.to_grad_grid, p.to_grad_grid_points, p.to_grad_grid_stride, a,
+                              direction[a]);
+            block.weights(1 << a, direction[a], a > block.outermost, to);
+        }
+    }
+    NOINLINE void write_grid() {
+        dispatch(p.grid_dtype, [&](auto element) {
+            using G = decltype(element);
+            G* to = static_cast<G*>(p.grad_grid) + (block.image * p.P + block.first) * p.D;
+            for (int i = 0; i < block.count; ++i)
+                for (int d = 0; d < p.D; ++d) to[i * p.D + d] = store<G>(Acc<G>(to_grid[d][i]));
+        });
+    }
+    /// What is wanted at the block's points.
+    void run_points() {
+        if (!p.grad_out) {
+            block.weights(0, nullptr, false, weight);
+            return sample({{&plan.input, weight}});
+        }
+        if (p.grad_grid) std::fill_n(to_grid[0], 3 * kBlock, A(0));
+        const bool flat = p.interpolation == Interpolation::kNearest;  // of no slope
+        if (!p.to_grad_input && !p.to_grad_grid) {
+            if (!p.grad_grid) return;
+            if (flat) return write_grid();
+            for (int d = 0; d < p.D; ++d) block.weights(1 << (2 - d), nullptr, false, along[d]);
+            differentiate(plan.input, along);
+            return write_grid();
+        }
+        A direction[3][kBlock], slanted[kMostTaps][kBlock];
+        if (p.to_grad_grid) directional(slanted, direction);
+        if (p.out) {
+            block.weights(0, nullptr, false, weight);
+            if (!p.to_grad_grid)
+                sample({{&plan.upstream, weight}});
+            else if (!p.to_grad_input)
+                sample({{&plan.input, slanted}});
+            else
+                sample({{&plan.upstream, weight}, {&plan.input, slanted}});
+        }
+        if (!p.grad_grid) return;
+        if (flat) return write_grid();
+        if (p.to_grad_input) {
+            for (int d = 0; d < p.D; ++d) block.weights(1 << (2 - d), nullptr, false, along[d]);
+            differentiate(plan.upstream, along);
+        }
+        if (p.to_grad_grid) {
+            for (int d = 0; d < p.D; ++d) {
+                bool add = false;
+                for (int a = block.outermost; a < 3; ++a) {
+                    if (a == 2 - d) continue;  // linear along an axis: no second derivative
+                    block.weights(1 << a | 1 << (2 - d), direction[a], add, along[d]);
+                    add = true;
+                }
+            }
+            differentiate(plan.input, along);
+        }
+        write_grid();
+    }
+    void clear(int64_t b, const int64_t (&begin)[4], const int64_t (&end)[4]) {
+        // Axes c, z, y, x, the innermost last; then merged where they lie in one piece.
+        int order[4] = {0, 1, 2, 3};
+        const int64_t* stride = plan.target.stride + 1;
+        std::stable_sort(order, order + 4, [&](int i, int j) { return stride[i] > stride[j]; });
+        A* to = static_cast<A*>(plan.target.data) + b * plan.target.stride[0];
+        int64_t size[4] = {1, 1, 1, 1}, step[4] = {}, last = 4;
+        for (int k = 3; k >= 0; --k) {
+            const int axis = order[k];
+            const int64_t count = end[axis] - begin[axis];
+            to += begin[axis] * stride[axis];
+            if (count == 1) continue;
+            if (last < 4 && stride[axis] == size[last] * step[last])
+                size[last] *= count;
+            else
+                --last, size[last] = count, step[last] = stride[axis];
+        }
+        if (last == 4) step[3] = 1;
+        for (int64_t q = 0; q < size[0]; ++q)
+            for (int64_t r = 0; r < size[1]; ++r)
+                for (int64_t s = 0; s < size[2]; ++s) {
+                    A* row = to + q * step[0] + r * step[1] + s * step[2];
+                    if (step[3] == 1)
+                        std::fill_n(row, size[3], A(0));
+                    else
+                        for (int64_t t = 0; t < size[3]; ++t) row[t * step[3]] = 0;
+                }
+    }
+
+  public:
+    Steps(const GridSampleParams& params, const Plan& plan)
+        : p(params), plan(plan), block(params, params.grad_out != nullptr), M(block.all_taps()) {}
+
+    void points(int64_t begin, int64_t end) {
+        const int64_t blocks = ceil_div(p.P, kBlock), all = p.B * blocks;
+        const int64_t last = all * end / plan.pieces;
+        if (plan.planes) {
+            for (int64_t i = all * begin / plan.pieces; i < last;) {
+                const int64_t b = i / blocks, stop = std::min(last, (b + 1) * blocks);
+                const PlanesPart part{b,
+                                      i % blocks * kBlock,
+                                      std::min(p.P, (stop - b * blocks) * kBlock),
+                                      true,
+                                      false,
+                                      {},
+                                      {}};
+                grid_sample_planes_cpu(&p, &part);
+                i = stop;
+            }
+            return;
+        }
+        for (int64_t i = all * begin / plan.pieces; i < last; ++i) {
+            block.begin(i / blocks, i % blocks * kBlock);
+            if (!p.grad_out || p.out || block.taps > 1) block.find_all();
+            run_points();
+        }
+    }
+    void scatter_items(int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; ++item) {
+            const int64_t share = item / plan.splits, split = item % plan.splits;
+            for (int64_t b = p.B * share / plan.shares; b < p.B * (share + 1) / plan.shares; ++b)
+                scatter_part(b, split);
+        }
+    }
+    void scatter_part(int64_t b, int64_t split) {
+        int64_t begin[4] = {0, 0, 0, 0}, end[4] = {p.C, p.size[0], p.size[1], p.size[2]};
+        const int axis = plan.by_channel ? 0 : 1 + block.outermost;
+        const int64_t unit = plan.by_channel && plan.target.rows ? 16 : 1;
+        const int64_t units = ceil_div(end[axis], unit), size = end[axis];
+        begin[axis] = units * split / plan.splits * unit;
+        end[axis] = std::min(units * (split + 1) / plan.splits * unit, size);
+        clear(b, begin, end);
+        bool points = plan.fused && (p.out || p.grad_grid);
+        if (plan.planes) {
+            const bool scatters = p.interpolation != Interpolation::kCubic;
+            if (points || scatters) {
+                const PlanesPart part{
+                    b, 0, p.P, points, scatters, {begin[0], end[0]}, {begin[2], end[2]}};
+                grid_sample_planes_cpu(&p, &part);
+            }
+            if (scatters) return;
+            points = false;
+        }
+        for (int64_t first = 0; first < p.P; first += kBlock) {
+            block.begin(b, first);
+            if (!plan.by_channel && plan.splits > 1) {
+                block.find(block.outermost);
+                if (!block.keep(begin[axis], end[axis])) continue;
+                for (int a = block.outermost + 1; a < 3; ++a) block.find(a);
+            } else {
+                block.find_all();
+            }
+            if (points) run_points();
+            A direction[3][kBlock];
+            if (p.to_grad_grid)
+                directional(weight, direction);
+            else if (!p.to_grad_input)
+                block.weights(0, nullptr, false, weight);
+            else
+                continue;  // it does not reach them
+            scatter(begin[0], end[0]);
+        }
+    }
+};
+
+}  // namespace

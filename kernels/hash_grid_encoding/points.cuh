@@ -1,0 +1,249 @@
+// The CUDA kernels of hash_grid_encoding; see launch.cu.
+#pragma once
+#include <type_traits>
+
+#include "hash_grid_encoding.h"
+#include "vector.cuh"
+
+/// hash_grid_cuda and hash_grid_points_cuda for these element types; compiled side by side.
+OCTET_KERNEL const char* hash_grid_16bit_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_double_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_points_16bit_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_points_double_cuda(const HashGridParams* p, void* stream);
+
+namespace {
+
+constexpr int kThreads = 256, kPoints = kThreads / 2;  // two threads to a point
+
+template <typename T, int F>
+constexpr int kGroup = F * sizeof(T) < 32 ? 32 / (F * sizeof(T)) : 1;  // as hash_grid_group says
+
+/// A coordinate. Those of 16 bits are computed with in float.
+template <typename C>
+__device__ inline C coordinate(const void* data, DType dtype, int64_t i) {
+    switch (dtype) {
+        case DType::kFloat: return C(static_cast<const float*>(data)[i]);
+        case DType::kDouble: return C(static_cast<const double*>(data)[i]);
+        case DType::kHalf: return C(load(static_cast<const Half*>(data)[i]));
+        default: return C(load(static_cast<const BFloat16*>(data)[i]));
+    }
+}
+
+/// A point, read once for all levels unless it is in double.
+template <int D, typename A>
+struct Point {
+    const HashGridParams& p;
+    int64_t n;
+    float x[D];
+
+    __device__ Point(const HashGridParams& params, int64_t index) : p(params), n(index) {
+        if (p.points_dtype == DType::kDouble) return;
+#pragma unroll
+        for (int d = 0; d < D; ++d)
+            x[d] = coordinate<float>(p.points, p.points_dtype,
+                                     n * p.points_stride[0] + d * p.points_stride[1]);
+    }
+    __device__ Corners<D, A> in(const HashLevel& level) const {
+        Corners<D, A> c;
+        c.scale = level.scale;
+        c.directed = p.along != nullptr;
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            if (p.points_dtype == DType::kDouble) {
+                double place;
+                c.cell[d] = cell_of(static_cast<const double*>(
+                                        p.points)[n * p.points_stride[0] + d * p.points_stride[1]],
+                                    level.scale, &place);
+                c.place[d] = A(place);
+            } else {
+                float place;
+                c.cell[d] = cell_of(x[d], level.scale, &place);
+                c.place[d] = place;
+            }
+            if (c.directed)
+                c.along[d] = coordinate<A>(p.along, p.points_dtype,
+                                           n * p.along_stride[0] + d * p.along_stride[1]);
+        }
+        return c;
+    }
+};
+
+/// F elements `step` apart; `whole` says that they may be moved as words.
+template <int F, typename T>
+__device__ inline void load_features(const T* from, int64_t step, bool whole, Acc<T> (&to)[F]) {
+    constexpr int V = F * sizeof(T) < 16 ? F : 16 / sizeof(T);
+    if (whole) {
+#pragma unroll
+        for (int i = 0; i < F; i += V) {
+            const auto word = load_vector<T, V>(from + i);
+#pragma unroll
+            for (int v = 0; v < V; ++v) to[i + v] = load(word.at[v]);
+        }
+    } else {
+#pragma unroll
+        for (int f = 0; f < F; ++f) to[f] = load(from[f * step]);
+    }
+}
+
+/// Whether rows of F elements are words in memory, whatever the indices of the outer dimensions.
+inline bool whole_rows(const void* data, DType dtype, int F, int64_t inner, const int64_t* outer,
+                       int count) {
+    const int64_t size = dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
+    const int64_t word = F * size < 16 ? F * size : 16;
+    bool whole = (inner == 1 || F == 1) && reinterpret_cast<uintptr_t>(data) % word == 0;
+    for (int d = 0; d < count; ++d) whole = whole && outer[d] * size % word == 0;
+    return whole;
+}
+inline bool whole_table(const HashGridParams& p) {
+    return whole_rows(p.table, p.dtype, p.F, p.table_stride[2], p.table_stride, 2);
+}
+inline bool whole_grad_out(const HashGridParams& p) {
+    const int64_t outer[] = {p.grad_out_stride[0], p.F * p.grad_out_stride[1]};
+    return whole_rows(p.grad_out, p.dtype, p.F, p.grad_out_stride[1], outer, 2);
+}
+
+/// out of one group of levels (blockIdx.y) for kPoints points. Rows of the output are collected in
+/// shared memory and written by whole sectors.
+template <typename T, int D, int F>
+__global__ void __launch_bounds__(kThreads, F <= 2 && sizeof(T) <= 4 ? 6 : 1)
+    encode_kernel(const __grid_constant__ HashGridParams p, bool whole) {
+    using A = Acc<T>;
+    constexpr int kRow = kGroup<T, F> * F;
+    __shared__ alignas(16) T rows[kPoints * kRow];
+    const int first = blockIdx.y * kGroup<T, F>;
+    const int levels = min(kGroup<T, F>, int(p.L) - first);
+    const int own = threadIdx.x / 2, side = threadIdx.x % 2;
+    const int64_t begin = int64_t(blockIdx.x) * kPoints;
+    const Point<D, A> point(p, min(begin + own, p.N - 1));
+    for (int i = 0; i < levels; ++i) {
+        const HashLevel& level = p.level[first + i];
+        const T* table = static_cast<const T*>(p.table) + (first + i) * p.table_stride[0];
+        const auto corners = point.in(level);
+        A feats[1 << (D - 1)][F], sum[F] = {};
+#pragma unroll
+        for (int j = 0; j < 1 << (D - 1); ++j)
+            load_features(table + corners.row(level, 2 * j + side) * p.table_stride[1],
+                          p.table_stride[2], whole, feats[j]);
+#pragma unroll
+        for (int j = 0; j < 1 << (D - 1); ++j) {
+            const A weight = corners.weight(2 * j + side);
+#pragma unroll
+            for (int f = 0; f < F; ++f) sum[f] += weight * feats[j][f];
+        }
+#pragma unroll
+        for (int f = 0; f < F; ++f) {
+            sum[f] += __shfl_xor_sync(~0u, sum[f], 1);
+            if (f % 2 == side) rows[own * kRow + i * F + f] = store<T>(sum[f]);
+        }
+    }
+    __syncthreads();
+    constexpr int V = 16 / sizeof(T), kWords = kRow / V;
+    T* out = static_cast<T*>(p.out) + begin * p.L * F + first * F;
+    const int here = p.N - begin < kPoints ? int(p.N - begin) : kPoints;
+    if (levels == kGroup<T, F> && p.L * F % V == 0) {
+        for (int i = threadIdx.x; i < here * kWords; i += kThreads)
+            store_vector(out + i / kWords * p.L * F + i % kWords * V,
+                         *reinterpret_cast<Vector<T, V>*>(rows + i * V));
+    } else {
+        for (int i = threadIdx.x; i < here * levels * F; i += kThreads) {
+            const int row = i / (levels * F), column = i % (levels * F);
+            out[row * p.L * F + column] = rows[row * kRow + column];
+        }
+    }
+}
+
+/// Sums over one group of levels (blockIdx.y) of the gradients to kPoints points.
+template <typename T, int D, int F>
+__global__ void __launch_bounds__(kThreads)
+    points_kernel(const __grid_constant__ HashGridParams p, bool whole, bool whole_grad) {
+    using A = Acc<T>;
+    const int first = blockIdx.y * kGroup<T, F>;
+    const int levels = min(kGroup<T, F>, int(p.L) - first);
+    const int side = threadIdx.x % 2;
+    const int64_t n = int64_t(blockIdx.x) * kPoints + threadIdx.x / 2;
+    const Point<D, A> point(p, min(n, p.N - 1));
+    const T* grad_out = static_cast<const T*>(p.grad_out) + point.n * p.grad_out_stride[0];
+    A sum[D] = {};
+    for (int i = 0; i < levels; ++i) {
+        const HashLevel& level = p.level[first + i];
+        const T* table = static_cast<const T*>(p.table) + (first + i) * p.table_stride[0];
+        const auto corners = point.in(level);
+        A grad[F], feats[1 << (D - 1)][F];
+        load_features(grad_out + (first + i) * F * p.grad_out_stride[1], p.grad_out_stride[1],
+                      whole_grad, grad);
+#pragma unroll
+        for (int j = 0; j < 1 << (D - 1); ++j)
+            load_features(table + corners.row(level, 2 * j + side) * p.table_stride[1],
+                          p.table_stride[2], whole, feats[j]);
+#pragma unroll
+        for (int j = 0; j < 1 << (D - 1); ++j) {
+            A dot = 0;
+#pragma unroll
+            for (int f = 0; f < F; ++f) dot += grad[f] * feats[j][f];
+#pragma unroll
+            for (int d = 0; d < D; ++d) sum[d] += corners.slope(2 * j + side, d) * dot;
+        }
+    }
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        sum[d] += __shfl_xor_sync(~0u, sum[d], 1);
+        if (side == 0 && n < p.N)
+            static_cast<A*>(p.scratch)[(blockIdx.y * p.N + n) * D + d] = sum[d];
+    }
+}
+
+/// grad_points from the groups' sums, in a fixed order.
+template <typename A>
+__global__ void __launch_bounds__(kThreads)
+    sum_groups_kernel(const __grid_constant__ HashGridParams p, int groups) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x, count = p.N * p.D;
+    if (i >= count) return;
+    A sum = 0;
+    for (int g = 0; g < groups; ++g) sum += static_cast<const A*>(p.scratch)[g * count + i];
+    switch (p.points_dtype) {
+        case DType::kFloat: static_cast<float*>(p.out)[i] = float(sum); return;
+        case DType::kDouble: static_cast<double*>(p.out)[i] = sum; return;
+        case DType::kHalf: static_cast<Half*>(p.out)[i] = store<Half>(float(sum)); return;
+        default: static_cast<BFloat16*>(p.out)[i] = store<BFloat16>(float(sum)); return;
+    }
+}
+
+/// Calls `body` with D and F as constants.
+template <typename Body>
+void by_shape(const HashGridParams& p, const Body& body) {
+    const auto by_features = [&](auto D) {
+        switch (p.F) {
+            case 1: return body(D, std::integral_constant<int, 1>{});
+            case 2: return body(D, std::integral_constant<int, 2>{});
+            case 4: return body(D, std::integral_constant<int, 4>{});
+            default: return body(D, std::integral_constant<int, 8>{});
+        }
+    };
+    if (p.D == 2)
+        by_features(std::integral_constant<int, 2>{});
+    else
+        by_features(std::integral_constant<int, 3>{});
+}
+
+template <typename T>
+const char* encode(const HashGridParams& p, cudaStream_t stream) {
+    const dim3 grid(unsigned(ceil_div(p.N, kPoints)), unsigned(ceil_div(p.L, hash_grid_group(p))));
+    by_shape(p, [&](auto D, auto F) {
+        encode_kernel<T, D(), F()><<<grid, kThreads, 0, stream>>>(p, whole_table(p));
+    });
+    return launch_error();
+}
+
+template <typename T>
+const char* points_gradient(const HashGridParams& p, cudaStream_t stream) {
+    const dim3 grid(unsigned(ceil_div(p.N, kPoints)), unsigned(ceil_div(p.L, hash_grid_group(p))));
+    by_shape(p, [&](auto D, auto F) {
+        points_kernel<T, D(), F()>
+            <<<grid, kThreads, 0, stream>>>(p, whole_table(p), whole_grad_out(p));
+    });
+    sum_groups_kernel<Acc<T>>
+        <<<unsigned(ceil_div(p.N * p.D, kThreads)), kThreads, 0, stream>>>(p, int(grid.y));
+    return launch_error();
+}
+
+}  // namespace

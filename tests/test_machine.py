@@ -1,0 +1,115 @@
+"""What many processes share: files written in one step, locks and children that are fit to use."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import ROOT
+
+from loader.jit.machine import child, files, toolchain
+from loader.jit.machine.forks import Lock
+
+
+def test_a_file_is_seen_whole_while_it_is_written(tmp_path):
+    """A reader beside a writer sees the old content or the new; no draft stays."""
+    path, texts = tmp_path / "record", ["a" * 300_000, "b" * 200_000]
+    files.write(path, texts[0])
+    ended = threading.Event()
+
+    def write():
+        for i in range(200):
+            files.write(path, texts[i % 2])
+        ended.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not ended.is_set():
+        seen.add(path.read_text())
+    writer.join()
+    assert seen <= {*texts} and os.listdir(tmp_path) == ["record"]
+
+
+def test_a_write_that_fails_leaves_the_old_content_and_no_draft(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        files.write(tmp_path / "folder", "text")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_record_that_was_damaged_is_not_read(tmp_path):
+    path = tmp_path / "record"
+    files.write_record(path, {"a": [1, 2]})
+    assert files.read_record(path) == {"a": [1, 2]}
+    path.write_text(path.read_text().replace("2]", "3]"))
+    assert files.read_record(path) is None
+    files.write_record(tmp_path / "none" / "record", 1)  # where nothing can be written
+    assert files.read_record(tmp_path / "none" / "record") is None
+
+
+def test_a_forked_child_takes_a_lock_that_a_thread_of_its_parent_holds():
+    lock, held, done = Lock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        taker = threading.Thread(target=lambda: lock.__enter__() or os._exit(7), daemon=True)
+        taker.start()
+        taker.join(20)
+        os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 7
+    with lock, lock:  # it is reentrant, and the parent's works on
+        pass
+
+
+def test_a_child_imports_what_this_process_does_whatever_lies_around(tmp_path):
+    """The current folder and the environment do not come before `sys.path`."""
+    for name in ("json.py", "importlib.py", "loader.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong one')")
+    command = child.command("machine.sources.listed", str(ROOT / "include"), body=False)
+    show = command[command.index("-c") + 1] + "\nprint(sys.path[1:], loader_body())"
+    show = show.replace(
+        "print", "loader_body = lambda: hasattr(sys.modules['loader'], 'build')\nprint"
+    )
+    command[command.index("-c") + 1] = show
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == f"{sys.path} False", done.stderr
+    assert json.loads(command[-1])[0][0] == str(ROOT)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (None, ["c++"]),
+        ("ccache g++ -m64", ["ccache", "g++", "-m64"]),
+        ("'a b/c++' -x", ["a b/c++", "-x"]),
+    ],
+)
+def test_a_compiler_is_words_that_no_shell_sees(text, words, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    if text:
+        monkeypatch.setenv("CXX", text)
+    assert toolchain.command("CXX") == words
+
+
+def test_a_compiler_whose_path_has_a_space_needs_no_quotes(monkeypatch, tmp_path):
+    path = tmp_path / "my c++"
+    path.touch()
+    monkeypatch.setenv("CXX", str(path))
+    assert toolchain.command("CXX") == [str(path)]

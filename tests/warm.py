@@ -1,0 +1,226 @@
+"""A warm Python: a process that has imported torch and forks a child for each piece of code.
+
+`import torch` takes over a second of a core, and the tests run code in hundreds of processes. A
+child begins where that import has ended, and else is what `python -c` would be: environment,
+folder, streams, `__main__`, the message and status of an exception, its own process number.
+
+Two things it is not. What a program reads when it is started, such as LD_PRELOAD, is its parent's
+(`fits`), and modules and static objects are not taken down at its end.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+FLAGS = ["-W", "error::UserWarning"]
+READ_AT_START = ("LD_", "PYTHON", "OMP_", "MKL_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TORCH_")
+TAKEN_OVER = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_CUDA_ARCH_LIST")
+
+
+class WarmProcess:
+    """A child of the warm Python, with as much of `subprocess.Popen` as tests use."""
+
+    def __init__(self, code: str, channel: socket.socket, out: int, err: int):
+        self.args, self.returncode, self._channel = code, None, channel
+        self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
+        self._texts, self._readers = {}, []
+        self.pid = int(channel.recv(9))
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; its status, negative for a signal."""
+        if self.returncode is None:
+            if not select.select([self._channel], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = os.waitstatus_to_exitcode(int(self._channel.recv(9)))
+            self._channel.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """The status, if it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it writes, until it and whoever has its streams has ended."""
+        end = None if timeout is None else time.monotonic() + timeout
+
+        def left() -> float | None:
+            return end and max(0, end - time.monotonic())
+
+        def read(stream):
+            with stream:
+                self._texts[stream] = stream.read()
+
+        if not self._readers:
+            for stream in (self.stdout, self.stderr):
+                self._readers.append(threading.Thread(target=read, args=(stream,), daemon=True))
+                self._readers[-1].start()
+        for reader in self._readers:
+            reader.join(left())
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        self.wait(left())
+        return self._texts[self.stdout], self._texts[self.stderr]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+Process = WarmProcess | subprocess.Popen
+
+
+class WarmPython:
+    """The parent, started at its first use; `close` ends it."""
+
+    def __init__(self):
+        self._environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        self._lock, self._process = threading.Lock(), None
+
+    def _begin(self) -> None:
+        self._requests, theirs = socket.socketpair()
+        code = (
+            f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import warm; "
+            f"del sys.path[0]; warm.serve({theirs.fileno()})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, *FLAGS, "-c", code],
+            env=self._environment | {"OPENBLAS_NUM_THREADS": "1"},  # has no threads to be forked
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,  # as a child's: not a terminal
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+
+    def fits(self, environment: dict) -> bool:
+        """True if a child can have this environment, that is, what is read at the start is equal."""
+        both = self._environment.keys() | environment.keys()
+        changed = {k for k in both if self._environment.get(k) != environment.get(k)}
+        if "OMP_NUM_THREADS" in changed and "OMP_NUM_THREADS" not in environment:
+            return False
+        return not any(k.startswith(READ_AT_START) and k not in TAKEN_OVER for k in changed)
+
+    def start(self, code: str, cwd: Path, env: dict, start_new_session: bool) -> WarmProcess:
+        with self._lock:
+            if self._process is None:
+                self._begin()
+        channel, theirs = socket.socketpair()
+        out, their_out = os.pipe()
+        err, their_err = os.pipe()
+        given = theirs.fileno(), 0, their_out, their_err
+        with self._lock:
+            socket.send_fds(self._requests, [b"."], given)
+        theirs.close()
+        os.close(their_out)
+        os.close(their_err)
+        task = {"code": code, "cwd": str(cwd), "env": env, "session": start_new_session}
+        channel.sendall(json.dumps(task).encode() + b"\n")
+        return WarmProcess(code, channel, out, err)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._requests.close()
+            self._process.wait(timeout=20)
+            self._process.stdout.close()
+            self._process = None
+
+
+python = WarmPython()
+
+
+# In the warm process
+
+
+def serve(number: int) -> None:
+    """Fork a keeper for each request, until nobody is left to ask."""
+    import torch
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need not be waited for
+    requests = socket.socket(fileno=number)
+    while True:
+        message, given, *_ = socket.recv_fds(requests, 1, 4)
+        if not message:
+            os._exit(0)
+        assert not torch.cuda.is_initialized()
+        if os.fork() == 0:
+            requests.close()
+            keep(*given)
+        for descriptor in given:
+            os.close(descriptor)
+
+
+def keep(number: int, *streams: int) -> None:
+    """Fork the child, say its number, wait for it and say its status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    channel = socket.socket(fileno=number)
+    with channel.makefile("r") as asked:
+        task = json.loads(asked.readline())
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        live(task, streams)
+    for descriptor in streams:
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError):
+        channel.send(b"%9d" % pid)
+        channel.send(b"%9d" % os.waitpid(pid, 0)[1])
+    os._exit(0)
+
+
+def live(task: dict, streams: tuple[int, ...]) -> None:
+    """Be `python -c` from its first line to its end."""
+    if task["session"]:
+        os.setsid()
+    for at, descriptor in enumerate(streams):
+        os.dup2(descriptor, at)
+        os.close(descriptor)
+    os.chdir(task["cwd"])
+    threads = os.environ.get("OMP_NUM_THREADS")
+    os.environ.clear()
+    os.environ.update(task["env"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    if os.environ.get("OMP_NUM_THREADS", threads) != threads:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    main = sys.modules["__main__"].__dict__
+    for name in ("sys", "warm"):
+        main.pop(name, None)
+    sys.modules.pop("warm", None)
+    status = 0
+    try:
+        exec(compile(task["code"], "<string>", "exec", dont_inherit=True), main)
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__.tb_next  # without this frame
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    finish(status)
+
+
+def finish(status) -> None:
+    """End as Python does, but without taking down what `import torch` has made: half a second."""
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    threading._shutdown()  # these two are what ends a child of `multiprocessing`
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if status == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit((status or 0) & 0xFF)
