@@ -83,7 +83,7 @@ def build(*names: str) -> None:
 
 
 def receipt():
-    """What this process did for each operator, and how long it took: `print(loader.receipt())`.
+    """Return what this process did for each operator, in what time: `print(loader.receipt())`.
 
     Returns: an object that prints as a table, here and in a notebook. Its `units` hold, by
     operator, `result` (hit, built, waited, failed, missing or foreign) and the milliseconds of each

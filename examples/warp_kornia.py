@@ -93,7 +93,7 @@ def sampling(run: Callable, device: str) -> float:
     return sum(getattr(event, time) for event in events) / 1e3
 
 
-def turns(run: Callable, device: str) -> list[common.Samples]:
+def turns(run: Callable, device: str, count: int) -> list[common.Samples]:
     """Milliseconds without and with this library's kernels, which take turns: of all that kornia
     does, then of sampling alone.
     """
@@ -103,7 +103,7 @@ def turns(run: Callable, device: str) -> list[common.Samples]:
         taken[place] += loader.time(run, device=device, repeats=3, warmup=3).samples
         taken[place + 2].append(sampling(run, device))
 
-    for _ in range(7):
+    for _ in range(count):
         once(0)
         with loader.accelerate_torch():
             once(1)
@@ -130,7 +130,10 @@ def draw(pictures: list[tuple[str, torch.Tensor]], file: Path) -> None:
 def main() -> None:
     """Warp without and with our kernels, compare, time, draw."""
     options = common.options(
-        __doc__, "warp_kornia", batch={"type": int, "default": 4, "help": "photographs at a time"}
+        __doc__,
+        "warp_kornia",
+        batch={"type": int, "default": 4, "help": "photographs at a time"},
+        turns={"type": int, "default": 7, "help": "how often times are taken"},
     )
     others = common.Others()
     photo = torch.from_numpy(data.coffee()).to(options.device).movedim(2, 0).float() / 255
@@ -145,7 +148,7 @@ def main() -> None:
         with loader.accelerate_torch():
             within = run()
         apart = difference(without, within)
-        whole, whole_within, sampler, ours = turns(run, options.device)
+        whole, whole_within, sampler, ours = turns(run, options.device, options.turns)
         print(
             f"{name:<23}{whole} -> {whole_within}, sampling {sampler} -> {ours}, difference "
             f"{apart:.1e} ({allowed:.1e} allowed)"

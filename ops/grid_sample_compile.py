@@ -1,4 +1,4 @@
-"""What `torch.compile` has to know while torch's grid_sample runs on other kernels.
+"""`torch.compile` while torch's grid_sample runs on other kernels.
 
 Inductor writes `aten.grid_sampler_2d` out as arithmetic on pixels, of which no kernel is left to
 replace. While this is on it calls the operator instead, as it always does for its backward and for

@@ -1,4 +1,4 @@
-"""What the interpolation operators share: argument checks, fake kernels, derivatives."""
+"""Shared by the interpolation operators: argument checks, fake kernels, derivatives."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ from loader.jit.operators.shapes import Sizes
 
 
 def multilinear(function: Callable, axes: tuple[int, ...]) -> tuple[Callable, ...]:
-    """What the module of interpolation X has beside `function`, X itself, and its reference.
+    """The part of interpolation X's module beside `function`, X itself, and its reference.
 
     `axes`: of the cell, the slowest in the order of its corners first. Returns the operator with
     its arguments checked and `X_fw`, `X_bw`, `samples`, `benchmark`.

@@ -4,7 +4,8 @@
     python tests/damage.py --share 0.1   a tenth of the pairs, drawn by --seed
 
 A process with torch in it forks a child for each case; the child imports loader from a checkout of
-one tiny operator and has to end up with the very library that the first build made, or a BuildError.
+one tiny operator, or builds an extension or a kernel from a string, and has to end up with the very
+library that the first build made, or a BuildError.
 """
 
 import argparse
@@ -23,6 +24,13 @@ TINY = """
 extern "C" __attribute__((visibility("default"))) int answer() { return 42; }
 static volatile char padding[1 << 14] = {1};
 """
+
+
+KINDS = {
+    "operator": "loader._session.load('square')",
+    "extension": "loader.load_inline('hello', 'int answer() { return 42; }', functions=['answer'])",
+    "kernel": "loader.source_module('__global__ void f(int* x) { *x = K; }', K=42).f(torch.ones(1).int(), block=1)",
+}
 
 
 def flipped(data: bytes) -> bytes:
@@ -57,7 +65,7 @@ def spoil(path: Path, way: str) -> None:
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-def use(checkout, out: Path) -> None:
+def use(checkout, kind: str, out: Path) -> None:
     """The life of a child: import loader from the checkout, load, tell the library's digest."""
     os.chdir(checkout.root)
     sys.path.insert(0, str(checkout.root))
@@ -68,15 +76,17 @@ def use(checkout, out: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
+        import torch
+
         import loader
 
         try:
-            loader._session.load("square")
+            exec(KINDS[kind], {"loader": loader, "torch": torch})
         except loader.BuildError as error:
             out.write_text(f"refused: {error}")
             os._exit(0)
         maps = Path("/proc/self/maps").read_text().splitlines()
-        (library,) = {line.split()[-1] for line in maps if "library.so" in line}
+        (library,) = {line.split()[-1] for line in maps if str(checkout.cache) in line}
         out.write_text(hashlib.sha256(Path(library).read_bytes()).hexdigest())
     except BaseException as error:
         out.write_text(f"{type(error).__name__}: {error}")
@@ -84,16 +94,16 @@ def use(checkout, out: Path) -> None:
         os._exit(0)
 
 
-def child(checkout, out: Path) -> str:
+def child(checkout, kind: str, out: Path) -> str:
     """What a child says; `killed by N` where it did not come to that."""
     out.unlink(missing_ok=True)
     if (pid := os.fork()) == 0:
-        use(checkout, out)
+        use(checkout, kind, out)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return out.read_text() if out.exists() else f"ended with {status}"
 
 
-def run(folder: Path, share: float, seed: int) -> tuple[int, list[str]]:
+def run(folder: Path, kind: str, share: float, seed: int) -> tuple[int, list[str]]:
     """Number of cases, and what went wrong in each that did."""
     import torch  # noqa: F401  before the forks
     from conftest import Checkout
@@ -102,9 +112,9 @@ def run(folder: Path, share: float, seed: int) -> tuple[int, list[str]]:
     (checkout.root / "ops/square.cpp").write_text(TINY)
     for kernel in (checkout.root / "kernels").glob("square*"):
         kernel.unlink()
-    good = child(checkout, folder / "out")
+    good = child(checkout, kind, folder / "out")
     assert len(good) == 64, good
-    assert child(checkout, folder / "out") == good
+    assert child(checkout, kind, folder / "out") == good
     pristine = folder / "pristine"
     shutil.copytree(checkout.cache, pristine)
     files = sorted(p.relative_to(pristine) for p in pristine.rglob("*") if p.is_file())
@@ -118,9 +128,9 @@ def run(folder: Path, share: float, seed: int) -> tuple[int, list[str]]:
         for file in spoilt:
             spoil(checkout.cache / file, way)
         for attempt in ("first", "second"):
-            said = child(checkout, folder / "out")
+            said = child(checkout, kind, folder / "out")
             if said != good and not said.startswith("refused: "):
-                wrong.append(f"{way}: {', '.join(map(str, spoilt))}: {attempt}: {said}")
+                wrong.append(f"{kind}: {way}: {', '.join(map(str, spoilt))}: {attempt}: {said}")
     return len(sets) * len(WAYS), wrong
 
 
@@ -129,12 +139,15 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--share", type=float, default=1.0, help="of the pairs of files")
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--kind", choices=KINDS, nargs="*", default=[*KINDS])
     chosen = options.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        cases, wrong = run(Path(folder), chosen.share, chosen.seed)
-    print(f"{cases} cases, {len(wrong)} wrong")
-    print("\n".join(wrong))
-    return bool(wrong)
+    failed = False
+    for kind in chosen.kind:
+        with tempfile.TemporaryDirectory() as folder:
+            cases, wrong = run(Path(folder), kind, chosen.share, chosen.seed)
+        print(f"{kind}: {cases} cases, {len(wrong)} wrong", *wrong, sep="\n", flush=True)
+        failed |= bool(wrong)
+    return failed
 
 
 if __name__ == "__main__":

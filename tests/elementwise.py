@@ -115,6 +115,14 @@ class ElementwiseTests:
         assert_close(run(*args), self.form("_reference")(*args) * 2)
         assert_close(grads, torch.autograd.grad((self.form("_reference")(*args) * 2).sum(), args))
 
+    @pytest.mark.filterwarnings("ignore")  # what torch.compile itself says
+    def test_the_kernels_alone_compile_as_one_graph(self, device):
+        args = self.sample(device)
+        for suffix in ("_fw", "_bw"):
+            form, given = self.form(suffix), args if suffix == "_fw" else [args[0], *args]
+            run = torch.compile(lambda *x: form(*x), fullgraph=True, backend="aot_eager")  # noqa: B023
+            assert_close(run(*given), form(*given))
+
     def test_function_transforms(self):
         args = [x[:4, :5, 0] for x in self.sample()]
         assert_close(torch.func.vmap(self.form())(*args), self.form()(*args))

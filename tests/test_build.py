@@ -136,10 +136,17 @@ def test_a_kill_in_the_middle_of_a_build_does_no_harm(counted, victim):
     assert len(counted.entries()) == 1
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "missing", "manifest", "list"])
-@pytest.mark.usefixtures("built")
-def test_a_damaged_entry_is_built_again_and_not_loaded(checkout, damage):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A checkout whose build is damaged by one test after the other, and each time made again."""
+    checkout = Checkout(tmp_path_factory.mktemp("whole"), only="square")
     assert checkout.run(USE).returncode == 0
+    return checkout
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "missing", "manifest", "list"])
+def test_a_damaged_entry_is_built_again_and_not_loaded(whole, damage):
+    checkout = whole
     (entry,) = (checkout.cache / "store").glob("square-*")
     library, manifest = entry / "library.so", entry / "manifest.json"
     content = library.read_bytes()

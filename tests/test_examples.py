@@ -201,7 +201,7 @@ def test_fit_image(tmp_path):
 def test_warp_kornia(tmp_path):
     pytest.importorskip("kornia", reason="the example shows its code unmodified")
     out = tmp_path / "warp.png"
-    done = run("warp_kornia.py", "--device", "cpu", "--batch", 1, "--out", out)
+    done = run("warp_kornia.py", "--device", "cpu", "--batch", 1, "--turns", 1, "--out", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("allowed)") == 4 and done.stdout.count(" (median ") == 16
     check_picture(out)

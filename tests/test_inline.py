@@ -13,13 +13,14 @@ import time
 import pytest
 from conftest import Checkout
 
-from loader.jit.build.workshop import CompileError
+from loader.jit.build.workshop import CompileError, Workshop
 from loader.jit.errors import cxx
 from loader.jit.extension import flags, levels, retry
 from loader.jit.extension.arguments import Extension, Source
 from loader.jit.extension.compilers import Compilers
 from loader.jit.extension.halves import halves
 from loader.jit.extension.names import Names, names_of
+from loader.jit.extension.precompiled import Precompiled
 
 INCLUDE = levels.torch_include()
 
@@ -369,6 +370,9 @@ class Captured:
         self.jobs += jobs
         raise CompileError("not compiled")
 
+    def link(self, command, name):
+        self.linked = command
+
 
 @pytest.mark.parametrize("cuda", [False, True])
 def test_the_last_way_is_torchs_own(cuda, tmp_path, monkeypatch):
@@ -408,12 +412,10 @@ def test_the_last_way_is_torchs_own(cuda, tmp_path, monkeypatch):
     (compilers.cuda if cuda else compilers.cpp)(
         sources[-1], way, sources[-1].text, *([] if cuda else [flag])
     )
-    command, included = [*shop.jobs[0].command], shop.jobs[0].command[-1]
-    assert command[-2] == "-include" and way.prelude == (shop.folder / included).read_text()
     expected = [w for f in theirs["cuda_cflags" if cuda else "cflags"] for w in shlex.split(f)]
-    assert command[1:-2] == expected
+    assert [*shop.jobs[0].command[1:]] == expected
     file = tmp_path / "theirs" / ("cuda.cu" if cuda else "main.cpp")
-    assert way.prelude + sources[-1].text == file.read_text()
+    assert (shop.folder / shop.jobs[0].file).read_text() == file.read_text()
 
 
 def names(text, **more):
@@ -783,3 +785,61 @@ constexpr int value = other; extern "C" { void g(); typedef void (*handler)(int)
     hidden = {"parameter", "local", "member", "Argument", "inside", "other", "GONE"}
     assert not hidden & (found.declared | found.macros)
     assert "f" in found and not cxx.KEYWORDS & found.declared
+
+
+def test_a_damaged_precompiled_header_is_not_trusted(tmp_path):
+    (tmp_path / "work").mkdir()
+    with Workshop(tmp_path / "work" / "unit") as shop:
+        (shop.folder / "x.cpp").write_text("Known known;\n")
+        header = Precompiled(shop, ["c++", "-std=c++17"], ["c++"], "struct Known {};\n")
+
+        def compiled():
+            assert header.made()
+            command = ["c++", "-std=c++17", *header.use, "-fsyntax-only", "x.cpp"]
+            return header.checked(lambda: shop.run(command))
+
+        assert compiled() == (0, "", True)
+        (made,) = (tmp_path / "work").glob("inline.headers-*/torch.h.[gp]ch")
+        stat, content = made.stat(), bytearray(made.read_bytes())
+        content[len(content) // 2] ^= 1
+        made.write_bytes(content)
+        os.utime(made, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert compiled()[-1] is False
+        header.discard()
+        assert compiled() == (0, "", True)
+        header.close()
+
+
+@pytest.mark.parametrize("standalone", [False, True])
+def test_the_callers_own_flags_reach_the_linker(tmp_path, standalone):
+    """Also where torch's libraries are left out, since nothing needs them."""
+    import loader
+    from loader.jit.machine import toolchain
+
+    own = ("-Wl,-rpath,/a", "-L/b/torch/lib", "-lc10")
+    extension = Extension(
+        "m", (Source("a.cpp", "", False),), None, (), (), own, (),
+        with_cuda=False, is_python_module=not standalone, is_standalone=standalone,
+    )  # fmt: skip
+    shop = Captured(tmp_path / "work" / "m")
+    shop.folder.mkdir(parents=True)
+    tools = toolchain.current.__wrapped__(loader._session.caches[-1])
+    compilers = Compilers(extension, tools, shop)
+    for with_torch in (False, True):
+        compilers.link([shop.folder / "a.o"], with_torch)
+        at = shop.linked.index(own[0])
+        assert shop.linked[at : at + 3] == [*own] and "a.o" in shop.linked
+        assert ("-shared" in shop.linked) is not standalone
+        assert ("-ltorch_cpu" in shop.linked) is with_torch
+
+
+def test_conditions_that_torchs_headers_do_not_change_leave_the_quick_way(shared):
+    text = "#ifndef M_PI\n#define M_PI 3\n#endif\n#if __cplusplus < 1\n#error old\n#endif\n"
+    text = f"#define MINE 1\n{text}#ifndef MINE\n#error mine\n#endif\n"
+    code = f"""
+import loader, math
+m = loader.load_inline("asks", {text!r} + "double f() {{ return M_PI; }}", functions=["f"])
+assert m.f() == math.pi
+"""
+    passes(shared, code)
+    assert levels_of(shared, "asks") == ["plain"]

@@ -64,3 +64,14 @@ def test_others_enter_a_room_by_the_doors_that_it_names(room: Path):
     _, doors, imports = text.split("\n\n")
     assert doors.startswith("Doors: ") and imports.startswith("Imports ")
     assert imported_by_others(room.name) <= set(re.findall(r"`(\w+)`", doors))
+
+
+def test_the_architecture_names_every_room_and_files_that_are_there():
+    text = (ROOT / "docs/architecture.md").read_text()
+    drawn = set(re.findall(r"(?:^|\|)   (\w+)", text.split("```")[1], re.MULTILINE))
+    assert {room.name for room in ROOMS} <= drawn
+    paths = set(re.findall(r"`([\w/]+(?:/|\.(?:py|h|cpp|cu)))`", text))
+    placeholders = {path for path in paths if re.search(r"\bX(_cpu)?\b", path)}
+    assert len(paths - placeholders) > 15
+    for path in paths - placeholders:
+        assert (ROOT / path).exists() or (ROOT / "jit" / path).exists(), path

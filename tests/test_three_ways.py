@@ -147,8 +147,9 @@ def test_training_fails_where_nothing_is_learnt(built):
     assert done.returncode == 1 and "not learnt: the loss went from" in done.stdout
 
 
-def test_comparing_fails_where_a_bit_differs(examples):
+def test_comparing_fails_where_a_bit_differs(examples, built):
     """One of two builds takes its headers from a folder where add2 adds 1 more."""
+    shutil.copytree(built.folder / "build/jit", examples.folder / "build/jit")
     shutil.copytree(examples.root / "include", examples.root / "wrong")
     header = examples.root / "wrong" / "add2.h"
     header.write_text(header.read_text().replace("return a + b;", "return a + b + 1;"))

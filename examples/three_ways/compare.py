@@ -67,22 +67,28 @@ def digests(loader) -> dict[str, str]:
     return found
 
 
-def median_us(run: Callable[[], object], device: str, repeats: int) -> float:
-    """Median of `repeats` runs after up to three to warm up, in microseconds."""
+def microseconds(
+    runs: dict[str, Callable[[], object]], device: str, repeats: int
+) -> dict[str, tuple[float, float]]:
+    """Least and median of `repeats` runs each, which take turns, after up to three to warm up.
+
+    A busy machine adds to a run and never takes away: compare the least.
+    """
     import torch
 
-    times, warm_up = [], min(3, repeats)
+    taken, warm_up = {name: [] for name in runs}, min(3, repeats)
     for i in range(warm_up + repeats):
-        start = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if i >= warm_up:
-            times.append(1e6 * (time.perf_counter() - start))
-    return statistics.median(times)
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            if i >= warm_up:
+                taken[name].append(1e6 * (time.perf_counter() - start))
+    return {name: (min(us), statistics.median(us)) for name, us in taken.items()}
 
 
-def times(loader, repeats: int) -> dict[str, dict[str, float]]:
+def times(loader, repeats: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Microseconds of each operator and size: ours, and the same in plain PyTorch."""
     import torch
 
@@ -103,11 +109,15 @@ def times(loader, repeats: int) -> dict[str, dict[str, float]]:
                 "trilinear backward": (backward(ours), backward(plain)),
             }
             for name, pair in rows.items():
-                medians = (median_us(run, device, repeats) for run in pair)
-                found[f"{name}, {size}, {device}"] = dict(
-                    zip(("ours", "plain"), medians, strict=True)
-                )
+                both = dict(zip(("ours", "plain"), pair, strict=True))
+                found[f"{name}, {size}, {device}"] = microseconds(both, device, repeats)
     return found
+
+
+def told(least: float, median: float) -> str:
+    """`12.3 us (14.5)`, `1,234 us (1,300)`."""
+    first, second = (f"{us:,.{int(us < 1000)}f}" for us in (least, median))
+    return f"{first} us ({second})"
 
 
 def show(rows: list[tuple[str, ...]], title: str) -> None:
@@ -127,7 +137,7 @@ def show(rows: list[tuple[str, ...]], title: str) -> None:
         table.add_column(head, justify="right" if i else "left", no_wrap=True)
     for row in rows[1:]:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    Console(width=None if sys.stdout.isatty() else 130).print(table)
 
 
 def differences(found: dict[str, dict]) -> list[str]:
@@ -140,7 +150,7 @@ def main() -> None:
     """Build, run each way in a process of its own, print the table, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--compiler", choices=ways.WAYS, nargs="+", default=[*ways.WAYS])
-    parser.add_argument("--repeats", type=int, default=30, help="runs behind each median")
+    parser.add_argument("--repeats", type=int, default=30, help="runs behind each time")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:  # the process of one way
@@ -161,11 +171,11 @@ def main() -> None:
     rows = [("", *chosen, "plain PyTorch")]
     for name, plain in results[chosen[0]]["times"].items():
         ours = (results[way]["times"][name]["ours"] for way in chosen)
-        rows.append((name, *(f"{us:,.1f} us" for us in (*ours, plain["plain"]))))
+        rows.append((name, *(told(*us) for us in (*ours, plain["plain"]))))
     for i, name in enumerate(("build from nothing", "build again")):
         rows.append((name, *(f"{builds[way][i]:.1f} s" for way in chosen), ""))
     sizes = ", ".join(f"{name}: N = {N}, F = {F}" for name, (N, F) in SIZES.items())
-    show(rows, f"Medians of {options.repeats} runs, float32; {sizes}")
+    show(rows, f"The least of {options.repeats} runs (and the median), float32; {sizes}")
 
     digest = {way: result["digests"] for way, result in results.items()}
     if differ := differences(digest):

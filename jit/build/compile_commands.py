@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ..machine import settings
+from ..machine import files, settings
 from ..machine.sources import HOME, Sources, include_folders, listed, source_folders
 from ..machine.toolchain import Toolchain
 
@@ -33,12 +33,7 @@ def write(root: Path, toolchain: Toolchain) -> None:
     with contextlib.suppress(OSError):
         if file.exists() and file.read_text() == text:
             return
-        draft = root / f".{NAME}-{os.getpid()}"
-        try:
-            draft.write_text(text)
-            os.replace(draft, file)
-        finally:
-            draft.unlink(missing_ok=True)
+        files.write(file, text)
 
 
 def commands(root: Path, toolchain: Toolchain) -> list[dict]:

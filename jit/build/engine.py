@@ -40,7 +40,7 @@ _LITTLE = 4 << 20  # bytes free, of which a build takes some
 
 
 class Recipe(Protocol):
-    """What the engine asks of all that is built.
+    """The questions that the engine has to all that is built.
 
     Attributes:
         unit: what its entries in the store are called; `label` is what people call it.

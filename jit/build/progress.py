@@ -1,4 +1,4 @@
-"""What a person sees of builds: a live line each on a terminal, elsewhere a line of news."""
+"""Builds as a person sees them: a live line each on a terminal, elsewhere a line of news."""
 
 import socket
 import sys

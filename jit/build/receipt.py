@@ -12,7 +12,7 @@ STAGES = ("hash", "lookup", "wait", "compile", "link", "verify", "dlopen")
 
 
 class Receipt:
-    """What this process did so far.
+    """The work of this process so far.
 
     Attributes:
         units: by operator, `result` and milliseconds by stage of `STAGES`. The result is `hit`
@@ -62,9 +62,9 @@ class Receipt:
         return table
 
     def __repr__(self) -> str:
-        """What a terminal shows."""
+        """Return the text that a terminal shows."""
         return str(self._table())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook shows."""
         return self._table()._repr_html_()

@@ -1,4 +1,4 @@
-"""What `load` and `load_inline` were asked for: arguments checked, as plain data."""
+"""The arguments of `load` and `load_inline`, checked, as plain data."""
 
 import os
 import re

@@ -14,6 +14,7 @@ import loader
 
 from ..build import flags
 from ..build.workshop import Compile, CompileError, Workshop
+from ..errors.cxx import directives
 from ..machine import files
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
@@ -23,6 +24,7 @@ from .levels import UMBRELLAS, Level
 from .names import Names, macros_of, names_of
 from .precompiled import Precompiled
 
+_HERE = "@extra@"  # where the caller's flags for the linker belong
 _BINDING = Path(loader.__path__[0]) / "include" / "inline_binding.h"
 
 
@@ -64,14 +66,15 @@ class Compilers:
                 if done:
                     done.unlink(missing_ok=True)
                 header.discard()
-        return self._compile([*command, *self._before(way)], text, name)
+        return self._compile([*command, *self._before(way)], _with_prelude(way, text), name)
 
     def cuda(
         self, source: Source, way: Level, text: str, more: tuple[str, ...] = ()
     ) -> tuple[Path | None, str]:
         """Compile CUDA; the object or None, and what nvcc said."""
         command = [*self._nvcc(source, way, more), *self._before(way)]
-        return self._compile(command, text, f"{_stem(source)}.{way.name}.cu")
+        name = f"{_stem(source)}.{way.name}.cu"
+        return self._compile(command, _with_prelude(way, text), name)
 
     def link(self, objects: list[Path], with_torch: bool) -> Path:
         """Link the library or program; `with_torch` where an object needs torch's libraries."""
@@ -84,9 +87,12 @@ class Compilers:
         runtime = []
         if extension.with_cuda:
             runtime = flags.cuda_runtime(self._shop.folder, self._toolchain)
-        found = self._flags.link([*extra, *runtime], extension.with_cuda, extension.is_standalone)
+        found = self._flags.link([_HERE], extension.with_cuda, extension.is_standalone)
+        at = found.index(_HERE)
+        before, behind = found[:at], found[at + 1 :]
         if not with_torch:
-            found = [word for word in found if not _of_torch(word)]
+            behind = [word for word in behind if not _of_torch(word)]
+        found = [*before, *extra, *runtime, *behind]
         names = [path.name for path in objects]
         return self._shop.link([*self._toolchain.command("CXX"), *names, *found], "library.so")
 
@@ -122,13 +128,20 @@ class Compilers:
         files.write_record(place, [sorted(names.macros), sorted(names.declared)])
         return names
 
-    def macros(self, source: Source, way: Level, cuda: bool, given: list[str]) -> frozenset[str]:
-        """Return the macros that a source finds; LookupError where that cannot be told."""
-        command = self._nvcc(source, way) if cuda else self._cxx(source, way, given)
-        return self._macros((*command, *self._before(way)), cuda)
+    def macros(
+        self, source: Source, way: Level, cuda: bool, given: list[str], text: str
+    ) -> frozenset[str]:
+        """Return the macros that a text of a source has, its own and those of its headers.
 
-    def _ask_macros(self, command: tuple[str, ...], cuda: bool) -> frozenset[str]:
-        return macros_of(self._preprocessed([*command], "", cuda))
+        Raises: LookupError where the preprocessor cannot tell.
+        """
+        command = self._nvcc(source, way) if cuda else self._cxx(source, way, given)
+        lines = [d for d in directives(text) if d.name in ("include", "define")]
+        kept = "".join(f"#{line.name} {line.rest}\n" for line in lines)
+        return self._macros((*command, *self._before(way)), cuda, kept)
+
+    def _ask_macros(self, command: tuple[str, ...], cuda: bool, text: str) -> frozenset[str]:
+        return macros_of(self._preprocessed([*command], text, cuda))
 
     def _preprocessed(self, command: list[str], text: str, cuda: bool) -> str:
         """A text's preprocessed form with its macros; LookupError where that fails."""
@@ -196,7 +209,7 @@ class Compilers:
         return [f"-I{self._shop.folder / folder}"]
 
     def _before(self, way: Level) -> list[str]:
-        if not way.prelude:
+        if not way.prelude or way.is_torchs_own:
             return []
         text = way.prelude.replace('"inline_binding.h"', f'"{_BINDING}"')
         return ["-include", self._put(f"{way.name}-{_digest(text)}.h", text)]
@@ -220,6 +233,10 @@ class Compilers:
         header = Precompiled(self._shop, made_by, facts, way.prelude)
         self._closing.callback(header.close)
         return header
+
+
+def _with_prelude(way: Level, text: str) -> str:
+    return way.prelude + text if way.is_torchs_own else text
 
 
 def _of_torch(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a person reads of an extension that could not be built or loaded, and what it tells us."""
+"""The error of an extension that could not be built or loaded, and what it tells us."""
 
 import contextlib
 import ctypes

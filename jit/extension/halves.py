@@ -45,7 +45,7 @@ LINKED_STUBS = ["-static-global-template-stub=false", "-Xcompiler", "-fvisibilit
 
 @dataclass(frozen=True)
 class Halves:
-    """What the GPU runs, for nvcc, and the host's part, for the C++ compiler."""
+    """Return what the GPU runs, for nvcc, and the host's part, for the C++ compiler."""
 
     device: str
     host: str

@@ -1,4 +1,4 @@
-"""What an extension's source needs, by its text: the narrowest headers that may serve.
+"""The needs of an extension's source, by its text: the narrowest headers that may serve.
 
 torch/extension.h takes ten to twenty seconds to compile, and most extensions use a sliver of it. So
 each source is tried with little first, and with more where names are missing; at last it is
@@ -113,6 +113,11 @@ class Level:
     hidden: tuple[str, ...] = ()
     own_binding: bool = False
     shared: bool = False
+
+    @property
+    def is_torchs_own(self) -> bool:
+        """True for the last way, whose prelude stands in the text itself, as torch writes it."""
+        return self.name == "full"
 
 
 TORCH = Level(

@@ -186,7 +186,7 @@ class _Making:
             done, said = self._compilers.cpp(source, way, split.host, given)
             if done:
                 return Part(done, f"host {way.name}")
-            if not self._may_need_more(source, way, said, False, given, split.device):
+            if not self._may_need_more(source, way, said, False, given, split.host, split.device):
                 return CompileError(said)
         return None
 
@@ -205,7 +205,8 @@ class _Making:
         done, said = self._compilers.cuda(source, way, text, more)
         if done:
             return Part(done, way.name)
-        if self._may_need_more(source, way, said, True, self._cuda_cflags, split.host):
+        flags = self._cuda_cflags
+        if self._may_need_more(source, way, said, True, flags, split.device, split.host):
             return None
         return CompileError(said)
 
@@ -223,22 +224,23 @@ class _Making:
 
     def _same(self, asked: set[str], source, way, cuda: bool, given: list[str]) -> bool:
         try:
-            wide = self._compilers.wide(cuda, _bracketed(source), given).macros
-            return asked & wide == asked & self._compilers.macros(source, way, cuda, given)
+            headers = _bracketed(source)
+            text = "".join(f"#include <{name}>\n" for name in headers)
+            wide = self._compilers.wide(cuda, headers, given).macros
+            here = self._compilers.macros(source, way, cuda, given, text)
+            return asked & wide == asked & here
         except LookupError:
             return False
 
     def _may_need_more(
-        self,
-        source: Source,
-        way: Level,
-        said: str,
-        cuda: bool,
-        given: list[str],
-        other_half: str = "",
-    ) -> bool:
-        """True if what a compiler said may be mended by a wider way, as far as can be told."""
-        whole = cuda or bool(other_half)  # what a half lacks nvcc would find
+        self, source: Source, way: Level, said: str, cuda: bool, given: list[str],
+        half: str = "", other_half: str = "",
+    ) -> bool:  # fmt: skip
+        """True if what a compiler said may be mended by a wider way, as far as can be told.
+
+        What it said of one half may be mended by nvcc, which sees both.
+        """
+        whole, text = cuda or bool(half), half or source.text
         flags = self._cuda_cflags if whole else given
         beside = names_of(cxx.blanked(other_half)).declared
 
@@ -247,9 +249,9 @@ class _Making:
             return Names(found.macros, found.declared | beside)
 
         def macros() -> Collection[str]:
-            return self._compilers.macros(source, way, cuda, given)
+            return self._compilers.macros(source, way, cuda, given, text)
 
-        words = cxx.identifiers(cxx.blanked(source.text))
+        words = cxx.identifiers(cxx.blanked(text))
         try:
             return may_need_more(said, (source.name, "functions.cpp"), words, wide, macros)
         except LookupError:

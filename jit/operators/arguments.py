@@ -34,7 +34,7 @@ def check_arguments(name: str, arguments: list[str], like: str) -> None:
 
 
 def formula(names: list[str]) -> str:
-    """What the new operator computes, until it is changed: the sum of its arguments' squares."""
+    """Return what the new operator computes at first: the sum of its arguments' squares."""
     return " + ".join(f"{name} * {name}" for name in names)
 
 

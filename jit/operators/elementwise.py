@@ -22,7 +22,7 @@ from .frame import (
 
 
 class Elementwise(NamedTuple):
-    """What an elementwise operator's module has beside the operator and its reference.
+    """The part of an elementwise operator's module beside the operator and its reference.
 
     Attributes:
         call: the operator, arguments checked, differentiable.
@@ -85,7 +85,7 @@ def elementwise(
 
 
 def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
-    """What an elementwise kernel returns for tensors without data."""
+    """Return what an elementwise kernel does for tensors without data."""
     check_fake(name, **dict(zip(names, tensors, strict=True)))
     for argument, x in zip(names[1:], tensors[1:], strict=True):
         torch._check(

@@ -211,7 +211,8 @@ def backward_form(
         output_mask: which gradients to compute, of {", ".join(names[:-1])} and of {names[-1]}.
 
     Returns:
-        the gradient asked for, or a tuple of those, in this order.
+        the gradient asked for, or a tuple of those, in this order; each has its tensor's shape
+        and dtype.
     """
     return form
 

@@ -1,4 +1,4 @@
-"""What one process knows of the operators below one folder: found, keyed, built, loaded."""
+"""The operators below one folder, as one process knows them: found, keyed, built, loaded."""
 
 import os
 import sys
@@ -101,14 +101,14 @@ class Session:
         return units.Sources(self.root, self.toolchain.header_folders)
 
     def manifests(self, names: list[str]) -> dict[str, dict]:
-        """What each unit is made of, as its files are now."""
+        """Return what each unit is made of, as its files are now."""
         from ..cache import key
 
         sources = self._sources()
         return {name: key.manifest(self.units[name], self.toolchain, sources) for name in names}
 
     def find_quickly(self) -> bool:
-        """Whether nothing has changed since all units were last found in the store."""
+        """True if nothing has changed since all units were last found in the store."""
         begun = time.perf_counter()
         keys = index.Index(self.caches, self.root, self.toolchain).keys()
         if keys is None:
@@ -208,7 +208,7 @@ class Session:
         return "; ".join(f"{', '.join(names)}: {why}" for why, names in found.items())
 
     def is_foreign(self, name: str) -> bool:
-        """Whether a library that somebody else loaded, a wheel's say, has this operator already."""
+        """True if a library that somebody else loaded, a wheel's say, has this operator."""
         if name in self.loaded or schemas.is_declared(name):
             return False
         if not torch._C._dispatch_has_kernel(f"octet::{name}"):
@@ -255,7 +255,7 @@ class Session:
             print(f"loader: {message}", file=sys.stderr)
 
     def build_named(self, names: tuple[str, ...]) -> None:
-        """What `loader.build(*names)` does."""
+        """Do what `loader.build(*names)` says."""
         errors = self.build(self.named(names))
         if errors:
             raise BuildError("\n\n".join(map(str, errors.values())), next(iter(errors)))

@@ -134,6 +134,12 @@ __device__ inline const char* grid_of(const GridSampleJob& job, int64_t b) {
            b * job.p.grid_stride[0] * element_size(job.p.grid_dtype);
 }
 
+/// Of a sign, as Cell::flags has it: 1 for a positive one, 2 for a negative one.
+template <typename A>
+__device__ inline uint32_t bits_of(A sign) {
+    return sign > 0 ? 1 : sign < 0 ? 2 : 0;
+}
+
 /// The cell of a point that may lie anywhere.
 template <bool kSlope, typename A, int D>
 __device__ __noinline__ Cell<A, D> any_cell(const GridSampleJob& job, const Offsets& steps,
@@ -154,10 +160,9 @@ __device__ __noinline__ Cell<A, D> any_cell(const GridSampleJob& job, const Offs
         const int i = near ? int(first) : -1;
         cell.part[d] = near ? u - first : A(0);
         cell.base += i * steps.step[2 - d];
-        const uint32_t moves = sign > 0 ? 1 : sign < 0 ? 2 : 0;
-        const bool second = near && i + 1 < size && !nearest;
-        cell.flags |= uint32_t(near && i >= 0) << 2 * d | uint32_t(second) << (2 * d + 1);
-        cell.flags |= moves << (8 + 2 * d);
+        cell.flags |= uint32_t(near && i >= 0) << 2 * d |
+                      uint32_t(near && i + 1 < size && !nearest) << (2 * d + 1) |
+                      bits_of(sign) << (8 + 2 * d);
     }
     return cell;
 }
@@ -187,8 +192,8 @@ __device__ inline Cell<A, D> cell_of(const GridSampleJob& job, const Offsets& st
         const int i = int(first);
         cell.part[d] = u - first;
         cell.base += i * steps.step[2 - d];
-        const bool second = i + 1 < p.size[2 - d] && !nearest;
-        cell.flags |= uint32_t(i >= 0) << 2 * d | uint32_t(second) << (2 * d + 1);
+        cell.flags |= uint32_t(i >= 0) << 2 * d | uint32_t(i + 1 < p.size[2 - d] && !nearest)
+                                                      << (2 * d + 1);
         if (kSlope && d == 0) cell.flags |= uint32_t(i & 1) << 16;
     }
     if (near) return cell;

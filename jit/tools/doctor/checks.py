@@ -24,7 +24,6 @@ from .graphics import (
 )
 from .packages import (
     check_headers,
-    check_ninja,
     check_numpy,
     check_python,
     check_setuptools,
@@ -37,7 +36,6 @@ CHECKS = (
     ("torch", check_torch),
     ("NumPy", check_numpy),
     ("setuptools", check_setuptools),
-    ("ninja", check_ninja),
     ("C++ compiler", check_compiler),
     ("nvcc", check_nvcc),
     ("nvcc and torch", check_toolkit),

@@ -84,13 +84,14 @@ def check_nvcc(context: Context) -> Found:
 
 def check_toolkit(context: Context) -> Found:
     """The version of nvcc against that of torch's CUDA."""
-    release = _nvcc_release(context)[0] if context.cuda else ""
-    if not release:
+    cuda = context.cuda
+    release = _nvcc_release(context)[0] if cuda else ""
+    if not cuda or not release:
         return "ok", "not checked: no nvcc, or none needed"
-    found, cure = f"nvcc {release}, torch {context.cuda}", nvcc_cure(context.cuda)
-    if version(release)[0] != version(context.cuda)[0]:
+    found, cure = f"nvcc {release}, torch {cuda}", nvcc_cure(cuda)
+    if version(release)[0] != version(cuda)[0]:
         return _severity(context), f"{found}: the major versions must be the same", cure
-    if release != context.cuda:
+    if release != cuda:
         return "warning", f"{found}: most likely that does no harm", cure
     return "ok", found
 
@@ -140,10 +141,12 @@ def check_host_compiler(context: Context) -> Found:
 def _host_compiler_cure(said: str) -> str:
     """Which compiler nvcc wants, where its message tells: one that is here, or one to install."""
     variable = "CC" if "CC" in os.environ else "NVCC_CCBIN"
-    newest = re.search(r"gcc versions later than (\d+)", said)
-    below = re.search(r"clang version must be less than (\d+)", said)
-    if newest or below:
-        kind, most = ("g++", int(newest[1])) if newest else ("clang++", int(below[1]) - 1)
+    kind = most = None
+    if newest := re.search(r"gcc versions later than (\d+)", said):
+        kind, most = "g++", int(newest[1])
+    elif below := re.search(r"clang version must be less than (\d+)", said):
+        kind, most = "clang++", int(below[1]) - 1
+    if kind and most:
         names = [f"{kind}-{n}" for n in range(most, most - 6, -1)]
         if name := next(filter(shutil.which, names), ""):
             return f"let nvcc use {name}, which is here:\n$ export {variable}={name}"

@@ -55,7 +55,7 @@ class TorchMissing(Exception):
     """A check cannot tell without torch."""
 
 
-def run(command: list[str], patience: int = 1, **environment) -> tuple[bool, str]:
+def run(command: list[str], patience: int = 1, **environment: str) -> tuple[bool, str]:
     """Run a command; return True if it ends well, and all that it says."""
     try:
         with subprocess.Popen(

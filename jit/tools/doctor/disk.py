@@ -21,7 +21,7 @@ def check_cache(context: Context) -> Found:
     if fault:
         return fault
     for folder in (built, context.cache / "work"):
-        refusal = refusal or (folder.exists() and _refusal(folder))
+        refusal = refusal or (_refusal(folder) if folder.exists() else None)
     if refusal:
         serves = "; what is built there serves" if built.is_dir() else ""
         found = f"nothing can be written in {context.folder}: {refusal}{serves}"

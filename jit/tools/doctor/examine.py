@@ -52,13 +52,13 @@ def doctor(root: Path, caches: tuple[Path, ...]) -> Report:
     """Look at everything that a build into the last of `caches` needs; takes a few seconds."""
     folder, probe, refusal = make_probe(caches[-1])
     layers = [("cache", partial(check_layer, layer)) for layer in caches[:-1]]
-    checks = [*CHECKS, *layers]
+    checks: list[tuple[str, Callable[[Context], Found]]] = [*CHECKS, *layers]
     try:
         with ThreadPoolExecutor(len(checks) + 1) as pool:  # most of the time they wait
             architectures = _try_architectures(probe)
             torch = pool.submit(ask_torch, architectures)
             context = Context(root, caches[-1], folder, probe, refusal, architectures, torch.result)
-            findings = [*pool.map(lambda check: guarded(*check, context), checks)]
+            findings = [*pool.map(lambda check: guarded(check[0], check[1], context), checks)]
     finally:
         shutil.rmtree(probe, ignore_errors=True)
     versions = {"python": platform.python_version(), "platform": platform.platform()}

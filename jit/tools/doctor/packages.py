@@ -1,13 +1,11 @@
 """Checks of Python and its packages."""
 
-import os
 import platform
-import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
-from .context import Context, Found, last_line, run, version
+from .context import Context, Found, version
 
 
 def check_python(context: Context) -> Found:
@@ -45,42 +43,23 @@ def check_numpy(context: Context) -> Found:
     """Try that torch can use the NumPy that is here."""
     context.cuda  # noqa: B018  not without torch
     facts = context.facts()
-    error, version = facts.get("numpy_error"), facts.get("numpy", "")
+    error, there = facts.get("numpy_error"), facts.get("numpy", "")
     if not error:
-        return "ok", version
+        return "ok", there
     if "No module named 'numpy'" in error:
         return "ok", "not installed; operators do without"
-    found = f"torch cannot use NumPy {version}: {error}"
+    found = f"torch cannot use NumPy {there}: {error}"
     return "warning", found, "$ pip install --upgrade --force-reinstall numpy"
 
 
 def check_setuptools(context: Context) -> Found:
     """The package that torch.utils.cpp_extension imports: that was tried."""
     facts, cure = context.facts(), "$ pip install 'setuptools>=70'"
-    version = facts.get("setuptools", "")
+    found = facts.get("setuptools", "")
     if error := facts.get("setuptools_error"):
         return "error", f"torch.utils.cpp_extension needs it: {error}", cure
     if error := facts.get("extension_error"):
-        return "error", f"{version}; torch.utils.cpp_extension does not import: {error}", cure
-    if version(version) < (70,):
-        return "warning", f"{version}; 70 or newer is expected", cure
-    return "ok", version
-
-
-def check_ninja(context: Context) -> Found:
-    """Looked for where a build looks: beside Python, in its package, on PATH."""
-    places, cure = [os.path.dirname(sys.executable)], "$ pip install ninja"
-    try:
-        import ninja
-
-        places.append(ninja.BIN_DIR)
-    except (ImportError, AttributeError):
-        pass  # then one on PATH has to serve, as for a build
-    path = shutil.which("ninja", path=os.pathsep.join([*places, os.environ.get("PATH", "")]))
-    if path is None:
-        return "error", "neither installed nor on PATH", cure
-    works, said = run([path, "--version"])
-    if not works:
-        return "error", f"{path} does not run: {last_line(said)}", cure
-    found = f"{said.strip()}, {path}"
-    return ("ok", found) if version(said) >= (1, 3) else ("error", f"{found}; too old", cure)
+        return "error", f"{found}; torch.utils.cpp_extension does not import: {error}", cure
+    if version(found) < (70,):
+        return "warning", f"{found}; 70 or newer is expected", cure
+    return "ok", found

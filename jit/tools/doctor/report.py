@@ -8,6 +8,7 @@ import re
 import shutil
 import textwrap
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _wrap(head: str, text: str, room: int) -> list[str]:
     return [(indent if i else head) + line for i, line in enumerate(lines)]
 
 
-def _anonymous(value):
+def _anonymous(value: Any) -> Any:
     """Strings without the user's name and home, in all of a JSON value."""
     if isinstance(value, dict):
         return {key: _anonymous(item) for key, item in value.items()}
