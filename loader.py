@@ -49,7 +49,9 @@ from loader.jit.operators.session import owner as _owner
 __version__ = "0.1.0"
 
 _root = Path(__path__[0])
-_session = _Session(_root, _settings.cache_dirs(_root))
+_again = "_session" in globals()  # `%reload_ext loader` runs this file once more
+if not _again:
+    _session = _Session(_root, _settings.cache_dirs(_root))
 _FORMS = ("", "_fw", "_bw", "_reference")
 
 # Public names that few processes use, and the module below `loader` that has each.
@@ -158,7 +160,8 @@ class _Namespace(torch._ops._OpNamespace):
         return super().__getattr__(name)
 
 
-torch.ops.octet = _Namespace("octet")
+if not _again:
+    torch.ops.octet = _Namespace("octet")
 
-_session.start()
-_session.receipt.total = (_now() - _begun) * 1e3
+    _session.start()
+    _session.receipt.total = (_now() - _begun) * 1e3

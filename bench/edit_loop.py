@@ -78,7 +78,7 @@ def ours(folder: str, device: str, repeats: int) -> list[dict]:
     import torch
 
     import loader
-    from loader.jit.live.reload import _reloader
+    from loader.jit.live.reload import reloader
 
     inputs = {
         "square": (torch.ones(100, device=device),),
@@ -89,7 +89,7 @@ def ours(folder: str, device: str, repeats: int) -> list[dict]:
     }
     for name, arguments in inputs.items():
         getattr(loader, name)(*arguments)
-    _reloader.stand_by()
+    reloader.stand_by()
     time.sleep(5)
     rows = []
     for case, file in CASES.items():

@@ -87,14 +87,14 @@ def run(count: int, seed: int, limit: float) -> dict:
     import torch
 
     import loader
-    from loader.jit.live.reload import _reloader
+    from loader.jit.live.reload import reloader
 
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     function, x = loader.square, torch.randn(1000)
     expected = x * x
     function(x)
-    _reloader.stand_by()
+    reloader.stand_by()
     live, mistakes, outcomes, seconds = None, [], Counter(), []
     begun, memory = time.perf_counter(), 0
     for number, kind, text in edits(count, seed):

@@ -391,11 +391,11 @@ def test_samples_and_benchmark_arguments_fit(name, device):
 @pytest.mark.parametrize("name", loader._session.units)
 def test_the_python_side_can_be_run_again(name):
     """What `loader.reload()` does after an edit of ops/X.py: torch takes a fake kernel once only."""
-    from loader.jit.live.reload import _python_files, _run_again
+    from loader.jit.live.python_side import python_files, run_again
 
     operator, reference = getattr(loader, name), getattr(loader, f"{name}_reference")
     session = loader._session
-    _run_again(session, name, dict.fromkeys(_python_files(session, name)))
+    run_again(session, name, dict.fromkeys(python_files(session, name)))
     module = sys.modules[f"loader.ops.{name}"]
     assert getattr(module, name) is operator  # whoever holds it has the new code
     assert getattr(module, f"{name}_reference") is reference

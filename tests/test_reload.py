@@ -6,85 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Checkout, keep_only
+from conftest import ROOT, Checkout
+from living import FORWARD, NOTE, note_which, square_and_add2
 
 sys.path.insert(0, str(ROOT / "bench"))
-
-_LOOP = """
-import contextlib, io, json, sys, traceback
-names = {}
-for line in sys.stdin:
-    out, failed = io.StringIO(), ""
-    with contextlib.redirect_stdout(out):
-        try:
-            exec(json.loads(line), names)
-        except BaseException:
-            failed = traceback.format_exc()
-    print(json.dumps([out.getvalue(), failed]), flush=True)
-"""
-
-
-class Living:
-    """A process that runs code bit by bit, as a notebook does, in a checkout that can be edited."""
-
-    def __init__(self, checkout: Checkout):
-        self.checkout, self._kept = checkout, {}
-        with open(checkout.root.parent / "stderr", "w") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _LOOP],
-                cwd=checkout.root,
-                env=checkout.environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
-
-    def __call__(self, code: str) -> str:
-        """What the code prints; an exception in it fails the test."""
-        self._process.stdin.write(json.dumps(code) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the process died:\n{self.stderr()}"
-        out, failed = json.loads(line)
-        assert not failed, failed
-        return out.strip()
-
-    def edit(self, path: str, old: str, new: str) -> None:
-        """Replace text in a file of the checkout; `restore` undoes it."""
-        file = self.checkout.root / path
-        text = file.read_text()
-        self._kept.setdefault(file, text)
-        assert old in text
-        file.write_text(text.replace(old, new))
-
-    def restore(self) -> None:
-        """Every file as it was, and in use."""
-        for file, text in self._kept.items():
-            file.write_text(text)
-        self._kept.clear()
-        assert self("print(loader.reload().ok, f(x).tolist())") == "True [0.0, 1.0, 4.0, 9.0]"
-
-    def stderr(self) -> str:
-        return (self.checkout.root.parent / "stderr").read_text()
-
-    def end(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(timeout=20)
-        self._process.stdout.close()
 
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory):
     """One process for all tests of this file; each leaves the files as they were."""
-    checkout = Checkout(tmp_path_factory.mktemp("reload"))
-    keep_only(checkout.root, "square", "add2")
-    living = Living(checkout)
-    living("import torch, loader; from loader import square as f; x = torch.arange(4.)")
-    living("print(f(x), loader.add2(x, x), loader.reload())")
-    living("from loader.jit.live.reload import _reloader; _reloader.stand_by()")
-    yield living
-    living.end()
+    yield from square_and_add2(tmp_path_factory.mktemp("reload"))
 
 
 @pytest.fixture
@@ -92,20 +23,6 @@ def living(process):
     """That process, the files restored afterwards."""
     yield process
     process.restore()
-
-
-FORWARD = "elementwise_cpu<Square>(*p, begin, end);"
-NOTED = FORWARD + ' setenv("OCTET_NOTE", "%s", 1);'
-NOTE = "import ctypes; c = ctypes.CDLL(None); c.getenv.restype = ctypes.c_char_p\n"
-NOTE += "def note():\n    c.setenv(b'OCTET_NOTE', b'none', 1); f(x); return c.getenv(b'OCTET_NOTE').decode()"
-
-
-def note_which(living, which: str) -> None:
-    """Edit the kernel of square, so that a call of it leaves `which` in the environment."""
-    living.edit(
-        "kernels/square_cpu.cpp", '#include "square.h"', '#include <cstdlib>\n#include "square.h"'
-    )
-    living.edit("kernels/square_cpu.cpp", FORWARD, NOTED % which)
 
 
 def test_whoever_holds_the_operator_runs_the_new_code(living):
@@ -274,11 +191,11 @@ def test_nothing_changed_is_seen_below_a_millisecond_for_20_operators(tmp_path):
                 )
     done = checkout.run(
         "import loader, time\n"
-        "from loader.jit.live.reload import _reloader\n"
+        "from loader.jit.live.reload import reloader\n"
         "assert len(loader._session.units) == 20\n"
-        "_reloader._look()\n"
+        "reloader.look()\n"
         "def once():\n"
-        "    begun = time.perf_counter(); assert _reloader.is_unchanged()\n"
+        "    begun = time.perf_counter(); assert reloader.is_unchanged()\n"
         "    return time.perf_counter() - begun\n"
         "print(sorted(once() for _ in range(101))[50])",
         LOADER_BUILD="lazy",
@@ -307,7 +224,7 @@ def test_random_edits(tmp_path):
 def test_an_edit_is_refused_where_it_cannot_be_tried(living):
     """The process that stands by is killed, and another started; what cannot start is told of."""
     living(
-        "import os, signal; t = _reloader._trials; os.kill(t._process.pid, signal.SIGKILL); t._process.wait()"
+        "import os, signal; t = reloader.trials; os.kill(t._process.pid, signal.SIGKILL); t._process.wait()"
     )
     living.edit("kernels/square_cpu.cpp", FORWARD, FORWARD + "  // tried by another")
     assert living("print(loader.reload().ok)") == "True"

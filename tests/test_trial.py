@@ -71,7 +71,7 @@ def living(folder, unit: str, **changes) -> Living:
 def let_in_comments(process: Living, unit: str, suffixes: tuple[str, ...]) -> set[str]:
     """Append a comment to each source of an operator, to all headers at once; the files edited."""
     root = process.checkout.root
-    process("from loader.jit.live.reload import _reloader; _reloader.stand_by()")
+    process("from loader.jit.live.reload import reloader; reloader.stand_by()")
     process("print(loader.reload())")
     made_of = process(
         f"s = loader._session; print(*s.store.manifest({unit!r}, s.loaded[{unit!r}])"

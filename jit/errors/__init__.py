@@ -23,6 +23,10 @@ class BuildError(RuntimeError):
         self.unit = unit
         self.log = log
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message says where the fault is, loader's calls not."""
+        return [f"BuildError: {self}"]
+
 
 def no_attribute(where: str, name: str, known: Collection[str], owner: object) -> AttributeError:
     """The error of a name that is none of those `known`, with the nearest of them."""

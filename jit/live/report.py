@@ -1,44 +1,54 @@
-"""What `loader.reload()` has to say: for each edit a table of what it did."""
+"""The report of `loader.reload()`: for each edit a table of what it did."""
 
 import html
 import sys
+from collections.abc import Iterable
 
 from ..errors.cxx import demangled
 from ..errors.table import Table
 
+_WORKED = ("live", "refused", "failed", "reverted")
 _MOST = 12  # rows of kernels; of the others is said how many there are
 
 
 class Report:
-    """The edits that were taken in or refused; prints as a table for each."""
+    """The edits that were taken in or refused; prints as a table for each.
 
-    def __init__(self, edits: list):
-        self.edits = edits
+    `behind` names the operators whose edits are being built while the process goes on.
+    """
+
+    def __init__(self, edits: list, behind: Iterable[str] = ()):
+        self.edits, self.behind = edits, [*behind]
 
     @property
     def ok(self) -> bool:
-        """Whether every edit is in use."""
-        return all(edit.outcome in ("live", "reverted") for edit in self.edits)
+        """True if every edit is in use."""
+        return not self.behind and all(e.outcome in ("live", "reverted") for e in self.edits)
 
     def __repr__(self) -> str:
-        """What a terminal shows."""
-        if not self.edits:
-            return "nothing changed"
-        return "\n\n".join("\n".join(_parts(edit, str, _terminal)) for edit in self.edits)
+        """Return what a terminal shows."""
+        parts = ["\n".join(_parts(edit, str, _terminal)) for edit in self.edits]
+        return "\n\n".join(parts + self._last()) or "nothing changed"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        if not self.edits:
-            return "<p>nothing changed</p>"
+        """Return what a notebook shows."""
 
         def text(lines):
             red = '<span style="color:red">{}</span>'
             shown = ((red if isinstance(x, Alarm) else "{}").format(html.escape(x)) for x in lines)
             return f"<pre>{chr(10).join(shown)}</pre>"
 
-        return "".join(
-            part for e in self.edits for part in _parts(e, lambda t: t._repr_html_(), text)
-        )
+        parts = [part for e in self.edits for part in _parts(e, lambda t: t._repr_html_(), text)]
+        return "".join(parts + [text([line]) for line in self._last()]) or "<p>nothing changed</p>"
+
+    def _last(self) -> list[str]:
+        """Return a line on what is built behind, or none."""
+        if not self.behind:
+            return []
+        return [
+            f"{', '.join(self.behind)}: built behind; the next reload or cell that finds it ready "
+            "takes it in, loader.reload(name) waits for it; until then the code before stays in use"
+        ]
 
 
 class Alarm(str):
@@ -51,7 +61,7 @@ def _terminal(lines: list[str]) -> str:
 
 
 def _parts(edit, show_table, show_text) -> list:
-    """Headline and details of an edit, and the table of its kernels where any was compiled."""
+    """Return headline and details of an edit, and the table of the kernels that were compiled."""
     parts = [show_text([headline(edit), *details(edit)])]
     if edit.rebuilt and edit.rebuilt.resources:
         parts.append(show_table(_kernels(edit)))
@@ -59,25 +69,31 @@ def _parts(edit, show_table, show_text) -> list:
 
 
 def headline(edit, unit: bool = True) -> str:
-    """One line: the operator, what became of the edit, how long it took."""
+    """Return one line: the operator, what became of the edit, how long it took."""
+    operator = f"{edit.unit}: " if unit else ""
+    if not edit.files:
+        return f"{operator}the sources are again those of the code in use"
     what = {
         "live": "in use",
         "refused": "refused, the code before it stays in use",
         "failed": "does not build, the code before it stays in use",
         "reverted": "gone back to the code before",
+        "gone": "the code before stays in use in this process",
+        "uncompiled": "not taken in",
+        "interrupted": "interrupted, the edit is still to come with the next reload or cell; "
+        "until then the code before stays in use",
     }[edit.outcome]
     forced = edit.outcome == "live" and edit.verdict and edit.verdict.outcome
     if forced and forced not in ("right", "untried"):
         what = "in use, forced"
-    operator = f"{edit.unit}: " if unit else ""
-    return f"{operator}{', '.join(edit.files)}: {what} ({edit.seconds:.2f} s)"
+    took = f" ({edit.seconds:.2f} s)" if edit.outcome in _WORKED else ""
+    return f"{operator}{', '.join(edit.files)}: {what}{took}"
 
 
 def details(edit) -> list[str]:
-    """What is wrong, or how right and how fast it is."""
+    """Return what is wrong, or how right and how fast it is, in lines."""
     lines = [edit.text] if edit.text else []
-    if edit.outcome == "refused":
-        lines.append("loader.reload(force=True) puts it in use all the same")
+    lines += edit.notes
     verdict, rebuilt = edit.verdict, edit.rebuilt
     if edit.outcome == "live" and verdict:
         if verdict.outcome not in ("right", "untried"):
@@ -100,7 +116,7 @@ def details(edit) -> list[str]:
 
 
 def _kernels(edit) -> Table:
-    """Registers, spills and shared memory of the kernels compiled, the changed ones first."""
+    """Return registers, spills and shared memory of the kernels, the changed ones first."""
     before = edit.before.resources if edit.before else {}
     now = edit.rebuilt.resources
 

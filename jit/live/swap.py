@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 from ..errors import BuildError
+from ..errors.diagnose import explain_failure
+from ..machine.sources import HOME
 
 _WITHOUT_SWAP = b"_ZN5torch7Library"  # what torch/library.h calls, which cannot be held back
 
@@ -31,12 +33,17 @@ class Swap:
                 "cannot do twice; use torch/csrc/stable/library.h, or start the process again",
                 unit,
             )
-        self.unit, self._library = unit, ctypes.CDLL(str(library))
+        try:
+            self.unit, self._library = unit, ctypes.CDLL(str(library))
+        except OSError as error:
+            cause = explain_failure(str(error), HOME)
+            raise BuildError(f"{unit}: the new library does not load:\n{cause}", unit) from None
         self._new = self._schemas()
 
     def commit(self) -> None:
         """Have every call from now on come to this library."""
         if error := self._library.octet_swap_commit(self._new.encode()):
+            self._library.octet_swap_withdraw()  # what was registered so far
             raise BuildError(f"{self.unit}: torch refused the new kernels ({error})", self.unit)
         self._new = "0" * len(self._new)
         _follow()
@@ -47,7 +54,7 @@ class Swap:
         _follow()
 
     def _schemas(self) -> str:
-        """A 1 for each schema that torch does not know yet, a 0 for all else that is registered."""
+        """Return a 1 for each schema that torch does not know yet, a 0 for all else."""
         new, texts = "", [ctypes.c_char_p() for _ in range(3)]
         while found := self._library.octet_swap_entry(len(new), *map(ctypes.byref, texts)):
             if found < 0:

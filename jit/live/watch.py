@@ -6,6 +6,8 @@ import threading
 from ..operators.session import SESSIONS
 from .reload import stand_by, take_in_edits
 
+_LOOK_AGAIN = 500  # milliseconds, for what was built behind
+
 
 class Watch:
     """A thread that waits for the system to tell of a changed file; `stop()` or `with` ends it."""
@@ -25,7 +27,8 @@ class Watch:
             step=10,
             stop_event=self._stop,
             raise_interrupt=False,
-            yield_on_timeout=False,
+            rust_timeout=_LOOK_AGAIN,
+            yield_on_timeout=True,
         )
         self._thread = threading.Thread(target=self._run, name="loader.watch", daemon=True)
         self._thread.start()

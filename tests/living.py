@@ -1,0 +1,103 @@
+"""A process that runs code bit by bit, as a notebook does, in a checkout that can be edited."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from conftest import Checkout, keep_only
+
+_LOOP = """
+import contextlib, io, json, sys, traceback
+names = {}
+for line in sys.stdin:
+    out, failed = io.StringIO(), ""
+    with contextlib.redirect_stdout(out):
+        try:
+            exec(json.loads(line), names)
+        except BaseException:
+            failed = traceback.format_exc()
+    print(json.dumps([out.getvalue(), failed]), flush=True)
+"""
+
+
+class Living:
+    """A process that runs code bit by bit, as a notebook does, in a checkout that can be edited."""
+
+    def __init__(self, checkout: Checkout):
+        self.checkout, self._kept = checkout, {}
+        with open(checkout.root.parent / "stderr", "w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _LOOP],
+                cwd=checkout.root,
+                env=checkout.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+
+    def __call__(self, code: str) -> str:
+        """What the code prints; an exception in it fails the test."""
+        self._process.stdin.write(json.dumps(code) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the process died:\n{self.stderr()}"
+        out, failed = json.loads(line)
+        assert not failed, failed
+        return out.strip()
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        """Replace text in a file of the checkout; `restore` undoes it."""
+        file = self.checkout.root / path
+        text = file.read_text()
+        self._kept.setdefault(file, text)
+        assert old in text
+        file.write_text(text.replace(old, new))
+
+    def restore(self) -> None:
+        """Every file as it was, and in use."""
+        for file, text in self._kept.items():
+            file.write_text(text)
+        self._kept.clear()
+        assert self("print(loader.reload().ok, f(x).tolist())") == "True [0.0, 1.0, 4.0, 9.0]"
+
+    def stderr(self) -> str:
+        return (self.checkout.root.parent / "stderr").read_text()
+
+    def end(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=20)
+        self._process.stdout.close()
+
+
+FORWARD = "elementwise_cpu<Square>(*p, begin, end);"
+NOTED = FORWARD + ' setenv("OCTET_NOTE", "%s", 1);'
+NOTE = "import ctypes; c = ctypes.CDLL(None); c.getenv.restype = ctypes.c_char_p\n"
+NOTE += "def note():\n    c.setenv(b'OCTET_NOTE', b'none', 1); f(x); return c.getenv(b'OCTET_NOTE').decode()"
+
+
+def note_which(living, which: str) -> None:
+    """Edit the kernel of square, so that a call of it leaves `which` in the environment."""
+    living.edit(
+        "kernels/square_cpu.cpp", '#include "square.h"', '#include <cstdlib>\n#include "square.h"'
+    )
+    living.edit("kernels/square_cpu.cpp", FORWARD, NOTED % which)
+
+
+def checkout_of(folder: Path, *operators: str) -> Checkout:
+    """A checkout with these operators alone."""
+    checkout = Checkout(folder)
+    keep_only(checkout.root, *operators)
+    return checkout
+
+
+def square_and_add2(folder: Path) -> Iterator[Living]:
+    """A process that uses both, standing by for edits."""
+    living = Living(checkout_of(folder, "square", "add2"))
+    living("import torch, loader; from loader import square as f; x = torch.arange(4.)")
+    living("print(f(x), loader.add2(x, x), loader.reload())")
+    living("from loader.jit.live.reload import reloader; reloader.stand_by()")
+    yield living
+    living.end()
