@@ -311,6 +311,8 @@ class Reloader:
     ) -> None:
         """Try what was built, and put it in place if it is right."""
         session, name, rebuilt = operator.session, operator.name, edit.rebuilt
+        if not rebuilt:
+            self.settle()  # the edit before this one may still be on its way into the store
         library = rebuilt.swap if rebuilt else _library_in_use(operator)
         edit.verdict = trial.run(library, bool(rebuilt), devices, limit, timed="cuda" in devices)
         if edit.verdict.outcome not in ("right", "untried") and not force:
