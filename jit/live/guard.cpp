@@ -3,7 +3,8 @@
 //
 // Each block ends where a page begins that may not be touched, and begins after another; the bytes
 // that alignment leaves over hold a pattern, which is looked at when the block is freed, and at the
-// end. The block itself is filled with NaN, so that what a kernel leaves unwritten is seen. Addresses are not used twice, so that memory in use after it was freed is caught too.
+// end. The block itself is filled with NaN, so that what a kernel leaves unwritten is seen.
+// Addresses are not used twice, so that memory in use after it was freed is caught too.
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdint.h>

@@ -241,6 +241,8 @@ class Reloader:
         if attempt and attempt.ended and not attempt.serves(task, request.force):
             attempt = None
         if attempt is None:
+            if not task.compile:
+                self.settle()  # the library that is tried may still be on its way into the store
             attempt = Attempt(task, self.trials, request.force, request.limit)
             self._attempts[task.operator] = attempt
             if behind:

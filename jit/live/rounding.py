@@ -75,8 +75,8 @@ class Rounding(TorchDispatchMode):
         out = function(*args, **kwargs)
 
         def rounded(x):
-            if not x.is_floating_point() or not x.numel() or x._is_zerotensor():
-                return x
+            if not (x.is_floating_point() and x.numel()) or x.is_meta or x._is_zerotensor():
+                return x  # nothing to round: torch has zeros without memory
             nearest = x.to(torch.float32).to(x.dtype)
             if torch.equal(nearest, x):  # copies, whole numbers, what was rounded before
                 return x
