@@ -13,7 +13,16 @@ import warm
 ROOT = Path(__file__).parent.parent
 
 # These files take minutes. They come first, so that no core waits for another in the end.
-LONGEST = ("sanitizers", "build", "concurrency", "three_ways", "examples", "grid_sample", "inline")
+LONGEST = (
+    "sanitizers",
+    "build",
+    "trial",
+    "concurrency",
+    "three_ways",
+    "examples",
+    "grid_sample",
+    "inline",
+)
 
 
 def pytest_unconfigure():

@@ -48,7 +48,7 @@ def test_every_cuda_source_compiles(tmp_path):
     checkout = Checkout(tmp_path)
     done = checkout.run("import loader; loader.build()", TORCH_CUDA_ARCH_LIST="9.0")
     assert done.returncode == 0, done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
     for entry in checkout.entries():
         files = json.loads((checkout.cache / "store" / entry / "manifest.json").read_text())
         unit = files["inputs"]["unit"]
@@ -302,7 +302,7 @@ from loader.jit.cache import key
 session = loader._session
 for name, inputs in session.manifests([*session.units]).items():
     entry = session.store.path / f"{name}-{key.key(inputs)}"
-    entry.mkdir(exist_ok=True)
+    entry.mkdir(parents=True, exist_ok=True)
     (entry / "manifest.json").touch()
 """
     assert checkout.run(code, LOADER_BUILD="lazy").returncode == 0

@@ -97,7 +97,8 @@ def test_50_kills_at_random_moments_leave_a_cache_that_works(tmp_path, counting)
         else:
             time.sleep(dice.uniform(0, 3))
         if victim == "group":
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         targets = [pid for pid, name in descendants(process.pid) if name == victim]
         targets = [process.pid] if victim == "importer" else targets
         for pid in dice.sample(targets, min(1, len(targets))):

@@ -43,7 +43,10 @@ def environment() -> dict:
     ("fault", "caught"),
     [
         ("", ""),
-        ("static_cast<char*>(p->out)[p->numel * 4] = 0;", "AddressSanitizer: heap-buffer-overflow"),
+        (
+            "static_cast<char*>(p->out[0])[p->numel * 4] = 0;",
+            "AddressSanitizer: heap-buffer-overflow",
+        ),
         (
             "volatile int large = 2147483647; large = large + int(end > 0);",
             "runtime error: signed integer overflow",

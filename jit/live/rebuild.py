@@ -7,8 +7,10 @@ compilation of that file and a link, of the library that takes the place of the 
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -61,26 +63,24 @@ class Rebuilt:
     seconds: float
     compiled: dict[str, float]
     resources: dict[str, Resources]
-    _link: Callable[[], Path]
+    _link: Future
     _close: ExitStack
 
     def keep(self, store: Store, **facts) -> None:
         """Put it into the store, for the next process. Raises: BuildError, OSError."""
-        library = None
         try:
-            library = self._link()
-            store.publish(library, self.inputs, **facts)
+            store.publish(self._link.result(), self.inputs, **facts)
         except CompileError as error:
             raise BuildError(f"the library for the store could not be linked:\n{error}") from None
         finally:
-            if library:
-                library.unlink(missing_ok=True)
             self.discard()
 
     def discard(self) -> None:
-        """Remove the library, and let others build the unit again."""
+        """Remove the libraries, and let others build the unit again."""
         self.swap.unlink(missing_ok=True)
-        self._close.close()
+        self._close.close()  # ends the linker, if nobody waited for it
+        if not self._link.exception():
+            self._link.result().unlink(missing_ok=True)
 
 
 def rebuild(session: Session, name: str) -> Rebuilt:
@@ -112,10 +112,24 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 seconds=time.perf_counter() - begun,
                 compiled={o.source: o.seconds for o in made},
                 resources=_resources("\n".join(o.said for o in made)),
-                _link=partial(recipe.link, shop, objects),
+                _link=_begun(partial(recipe.link, shop, objects)),
                 _close=stack.pop_all(),
             )
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)
+
+
+def _begun(link: Callable[[], Path]) -> Future:
+    """Have something linked meanwhile, in a thread that an interpreter's end does not wait for."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(link())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def swap_object(session: Session) -> Path:
