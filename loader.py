@@ -11,12 +11,15 @@ What `import loader` does, in this order:
 2. Give each a key: a digest over its sources, the headers they reach, flags, architectures, torch,
    compilers and CPU features. Nothing is run for that, so a warm import costs milliseconds.
 3. Look for each key in the store, `tmp_build/store/` (`LOADER_CACHE_DIR` moves it).
-4. Build what is missing, side by side, in a process of its own (`LOADER_BUILD=lazy` waits until an
-   operator is used, `never` raises then). Any number of processes may do so at once: one builds,
-   the others wait for its lock, and whoever is killed when, a reader sees whole entries or none.
+4. Begin to build what is missing, behind, side by side (`LOADER_BUILD=eager` waits for all of it,
+   `lazy` builds when an operator is used, `never` raises then). Any number of processes may do so
+   at once: one builds, the others wait for its lock, and whoever is killed when, a reader sees
+   whole entries or none.
+5. Tell torch the schemas of operators that were loaded before, so that stored programs find them.
 
-An operator's library is verified against its digest and loaded when the operator is first used. One
-that does not compile takes down only itself: using it raises its compile error as BuildError.
+An operator's library is verified against its digest and loaded when the operator is first used,
+which waits for that library alone and moves it to the front. One that does not compile takes down
+only itself: using it raises its compile error as BuildError.
 """
 
 import os

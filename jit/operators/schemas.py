@@ -22,13 +22,12 @@ _stand_ins: dict[str, object] = {}  # by unit, until its library is loaded
 _names: list[str] = []
 
 
-def recorded(layers: Sequence[Path], keys: dict[str, str]) -> dict[str, list[str]]:
-    """Return the schemas of the units with these keys, as far as they were noted."""
-    found: dict[str, list[str]] = {}
+def recorded(layers: Sequence[Path]) -> dict[str, dict[str, list[str]]]:
+    """Return the schemas that were noted: by unit, and by the key of its library."""
+    found: dict[str, dict[str, list[str]]] = {}
     for layer in layers:
         for unit, (key, schemas) in (files.read_record(layer / _RECORD) or {}).items():
-            if keys.get(unit) == key:
-                found[unit] = schemas
+            found.setdefault(unit, {})[key] = schemas
     return found
 
 

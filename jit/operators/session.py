@@ -249,10 +249,17 @@ class Session:
             elif mode == "never":
                 self.find([*self.units])
         if self.package == "loader.ops":
-            layers = [cache / "store" for cache in self.caches]
-            schemas.declare(schemas.recorded(layers, self.keys), self.module)
+            self._declare()
         for message in dict.fromkeys(map(str, errors.values())):
             print(f"loader: {message}", file=sys.stderr)
+
+    def _declare(self) -> None:
+        """Tell torch the schemas of what was loaded before and is in the store as it was."""
+        noted = schemas.recorded([cache / "store" for cache in self.caches])
+        if unknown := [unit for unit in noted if unit in self.units and unit not in self.keys]:
+            self.find(unknown)
+        known = {unit: noted[unit].get(key) for unit, key in self.keys.items() if unit in noted}
+        schemas.declare({unit: found for unit, found in known.items() if found}, self.module)
 
     def build_named(self, names: tuple[str, ...]) -> None:
         """Do what `loader.build(*names)` says."""
