@@ -14,8 +14,10 @@ from ..errors import BuildError
 from ..machine import settings
 from .engine import Job, Recipe, work_folder
 from .locks import close_lock, open_lock
-from .say import say
+from .say import Silent, say
 from .workshop import end_all
+
+_LAST_MOMENT = 2.0  # seconds that the end of a process waits for its builds to end
 
 
 class Batch:
@@ -78,6 +80,18 @@ class Batch:
         for job in self.jobs:
             job.stop()
 
+    def abandon(self) -> list[str]:
+        """End it without a word, as this process ends; the names of what is not built then.
+
+        Waits a moment for the threads: one that the interpreter's end catches while it prints would
+        bring that down.
+        """
+        left = [job.recipe.label for job in self.jobs if not (job.ended or job.stopped)]
+        self._report = Silent()
+        self.stop()
+        self._done.wait(_LAST_MOMENT)
+        return left
+
     def _run(self, job: Job, lock: FileLock | None) -> None:
         job.run(lock, self._report.show)
         with self._guard:
@@ -103,12 +117,7 @@ os.register_at_fork(after_in_child=_batches.clear)
 
 def _at_exit() -> None:
     """End what is still being built: nobody would take the objects in."""
-    left = [
-        job.recipe.label
-        for batch in _batches
-        for job in batch.jobs
-        if not (job.ended or job.stopped)
-    ]
+    left = [name for batch in [*_batches] for name in batch.abandon()]
     end_all()
     if left:
         say(

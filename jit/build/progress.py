@@ -10,19 +10,16 @@ from typing import Any
 from ..errors.table import bytes_text, duration
 from ..machine import settings
 from .engine import Job
-from .say import say
+from .say import Silent, say
 
 
-class Quiet:
+class Quiet(Silent):
     """Says only for whom this process waits."""
 
     def show(self, event: dict) -> None:
         """Take in a unit's new state."""
         if event["state"] == "waiting":
             say(f"waiting for {describe(event['holder'])}, which is building {event['unit']}")
-
-    def end(self, jobs: list[Job], seconds: float, removed: tuple) -> None:
-        """Take in the end of all."""
 
 
 class Progress(Quiet):
