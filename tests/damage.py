@@ -103,8 +103,8 @@ def child(checkout, kind: str, out: Path) -> str:
     return out.read_text() if out.exists() else f"ended with {status}"
 
 
-def run(folder: Path, kind: str, share: float, seed: int) -> tuple[int, list[str]]:
-    """Number of cases, and what went wrong in each that did."""
+def run(folder: Path, kind: str, share: float, seed: int) -> tuple[int, list[str], list[str]]:
+    """Number of cases, what was refused, and what went wrong in each that did."""
     import torch  # noqa: F401  before the forks
     from conftest import Checkout
 
@@ -121,7 +121,7 @@ def run(folder: Path, kind: str, share: float, seed: int) -> tuple[int, list[str
     dice = random.Random(seed)
     sets = [(file,) for file in files] + [tuple(files)]
     sets += [pair for pair in itertools.combinations(files, 2) if dice.random() < share]
-    wrong = []
+    refused, wrong = [], []
     for spoilt, way in itertools.product(sets, WAYS):
         shutil.rmtree(checkout.cache)
         shutil.copytree(pristine, checkout.cache)
@@ -129,9 +129,10 @@ def run(folder: Path, kind: str, share: float, seed: int) -> tuple[int, list[str
             spoil(checkout.cache / file, way)
         for attempt in ("first", "second"):
             said = child(checkout, kind, folder / "out")
-            if said != good and not said.startswith("refused: "):
-                wrong.append(f"{kind}: {way}: {', '.join(map(str, spoilt))}: {attempt}: {said}")
-    return len(sets) * len(WAYS), wrong
+            if said != good:
+                told = refused if said.startswith("refused: ") else wrong
+                told.append(f"{kind}: {way}: {', '.join(map(str, spoilt))}: {attempt}: {said}")
+    return len(sets) * len(WAYS), refused, wrong
 
 
 def main() -> int:
@@ -144,8 +145,9 @@ def main() -> int:
     failed = False
     for kind in chosen.kind:
         with tempfile.TemporaryDirectory() as folder:
-            cases, wrong = run(Path(folder), kind, chosen.share, chosen.seed)
-        print(f"{kind}: {cases} cases, {len(wrong)} wrong", *wrong, sep="\n", flush=True)
+            cases, refused, wrong = run(Path(folder), kind, chosen.share, chosen.seed)
+        counts = f"{cases} cases, {len(refused)} refused, {len(wrong)} wrong"
+        print(f"{kind}: {counts}", *refused, *wrong, sep="\n", flush=True)
         failed |= bool(wrong)
     return failed
 
