@@ -93,7 +93,8 @@ def test_wrong_results_are_refused_unless_forced_and_can_be_taken_back(living):
 )
 def test_a_kernel_that_would_take_the_process_down_is_refused(living, code, says):
     living.edit("kernels/square_cpu.cpp", FORWARD, code)
-    shown = living("r = loader.reload(time_limit=1); print(r, f(x).tolist())")
+    limit = 1 if "did not end" in says else 30  # of which a busy machine may take some
+    shown = living(f"r = loader.reload(time_limit={limit}); print(r, f(x).tolist())")
     assert "refused" in shown and says in shown and shown.endswith("[0.0, 1.0, 4.0, 9.0]")
 
 

@@ -7,6 +7,7 @@ nobody reads.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -21,8 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cache.store import file_digest
+from ..machine.forks import Lock
 from .slots import SLOTS
 
+_STARTS = 3  # tries to start a program
+_MOMENTARY = errno.EFAULT, errno.EAGAIN, errno.ENOMEM
+_starting = Lock()  # one at a time: it takes a millisecond or two
 _KEPT = 3  # objects of each source that stay for edits to come back to
 _OLD = 3600  # seconds after which a draft is certainly nobody's
 _KILLED = re.compile(r"\bKilled\b.*\bprogram\b|died due to signal 9\b|was ended by signal 9\b")
@@ -131,15 +136,7 @@ class Workshop:
             with self._guard:
                 if self._ended:
                     raise CompileError("the build was ended")
-                process = subprocess.Popen(
-                    command,
-                    cwd=self.folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env={**os.environ, "LC_ALL": "C.UTF-8"},
-                )
+                process = self._start(command)
                 self._running.add(process)
             try:
                 out = process.communicate()[0].decode(errors="replace")
@@ -157,6 +154,29 @@ class Workshop:
             if self._verbose:
                 print(text, end="", flush=True)
         return process.returncode, out
+
+    def _start(self, command: list[str]) -> subprocess.Popen:
+        """Start a tool; again where a crowded machine refuses it for a moment.
+
+        Sandboxes have been seen to answer EFAULT where several threads start programs at once.
+        """
+        for attempt in range(_STARTS):
+            try:
+                with _starting:
+                    return subprocess.Popen(
+                        command,
+                        cwd=self.folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        env={**os.environ, "LC_ALL": "C.UTF-8"},
+                    )
+            except OSError as error:
+                if error.errno not in _MOMENTARY or attempt == _STARTS - 1:
+                    raise
+                time.sleep(0.1)
+        raise AssertionError("unreachable")
 
     def end(self) -> None:
         """End the tools that are running, and what they started."""
@@ -177,34 +197,38 @@ class Workshop:
             stem = re.sub(r"[^\w.]", "_", os.path.basename(job.source), flags=re.ASCII)
             went_in = json.dumps([job.command, job.file, sorted(made_of.items())])
             digest = hashlib.sha256(went_in.encode(errors="surrogateescape")).hexdigest()[:24]
-            if found := self._found(f"{stem}.{digest}"):
+            name = f"{stem}.{digest}"
+            if found := self._found(name):
                 return Object(job.source, found)
-            made: Object | CompileError
+            draft = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}.o"
             try:
-                made = self._make(job, f"{stem}.{digest}")
-            except CompileError as error:
-                made = error
-            if job.made_of() == made_of or self._ended:
-                return made
+                begun = time.perf_counter()
+                said, error = self._run_compiler(job, draft)
+                if not self._ended and job.made_of() != made_of:
+                    continue
+                if error:
+                    return error
+                final = self.folder / f"{name}-{file_digest(draft)[:32]}.o"
+                os.replace(draft, final)
+                return Object(job.source, final, time.perf_counter() - begun, said)
+            finally:
+                draft.unlink(missing_ok=True)
         return CompileError(f"{job.source} kept changing while it was compiled")
 
-    def _make(self, job: Compile, name: str) -> Object:
-        """Compile one object; CompileError where that fails."""
-        draft = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}.o"
-        begun = time.perf_counter()
+    def _run_compiler(self, job: Compile, draft: Path) -> tuple[str, CompileError | None]:
+        """Compile to `draft`; what the compiler said, and the error where it failed."""
+        status, said = 0, ""
         try:
             for _ in range(2):  # once more, as when memory was short for a moment
                 status, said = self.run([*job.command, "-c", job.file, "-o", draft.name])
                 if status == 0 or self._ended or not _KILLED.search(said):
                     break
-            if status:
-                cure = f"\n{_MEMORY}" if _KILLED.search(said) else ""
-                raise CompileError(said + cure or f"{job.command[0]} ended with status {status}")
-            final = self.folder / f"{name}-{file_digest(draft)[:32]}.o"
-            os.replace(draft, final)
-            return Object(job.source, final, time.perf_counter() - begun, said)
-        finally:
-            draft.unlink(missing_ok=True)
+        except CompileError as error:
+            return "", error
+        if status == 0:
+            return said, None
+        cure = f"\n{_MEMORY}" if _KILLED.search(said) else ""
+        return said, CompileError(said + cure or f"{job.command[0]} ended with status {status}")
 
     def _found(self, name: str) -> Path | None:
         """The object of this name, its content checked against the digest that it carries."""

@@ -1,0 +1,83 @@
+"""What the engine's workshop promises, with programs that stand in for compilers."""
+
+import errno
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from loader.jit.build.workshop import Compile, CompileError, Workshop
+
+SCRIPT = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
+
+
+def compiler(folder: Path, body: str) -> str:
+    """A program that is called as compilers are, `... -c FILE -o OBJECT`."""
+    program = folder / "compiler"
+    program.write_text(f"{SCRIPT}{body}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def job(program: str, source: Path) -> Compile:
+    return Compile(source.name, (program,), str(source), lambda: {source.name: source.read_text()})
+
+
+def test_an_object_is_named_by_what_went_in_and_found_again(tmp_path):
+    source, count = tmp_path / "a b.cpp", tmp_path / "count"
+    program = compiler(tmp_path, f'echo x >> "{count}"; cat "{source}" > "$2"')
+    work = tmp_path / "work ä"
+    for text in ("one", "two", "one"):
+        source.write_text(text)
+        with Workshop(work) as shop:
+            (made,) = shop.compile([job(program, source)])
+        assert made.path.read_text() == text
+    assert count.read_text() == "x\nx\n" and made.seconds is None
+
+
+def test_an_object_that_was_edited_under_the_compiler_s_hands_is_made_again(tmp_path):
+    """It must not get the name of the text that was there before."""
+    source, once = tmp_path / "a.cpp", tmp_path / "once"
+    source.write_text("old")
+    edit = f'if [ ! -e "{once}" ]; then touch "{once}"; echo new > "{source}"; fi; cat "{source}" > "$2"'
+    program = compiler(tmp_path, edit)
+    with Workshop(tmp_path / "work") as shop:
+        (made,) = shop.compile([job(program, source)])
+        source.write_text("old")
+        (before,) = shop.compile([job(program, source)])
+    assert made.path.read_text() == "new\n" and before.path.read_text() == "old"
+
+
+def test_a_program_that_a_crowded_machine_refuses_is_started_again(tmp_path, monkeypatch):
+    source, start, refused = tmp_path / "a.cpp", subprocess.Popen, []
+    source.write_text("text")
+    program = compiler(tmp_path, f'cat "{source}" > "$2"')
+
+    def popen(*args, **named):
+        if not refused:
+            refused.append(1)
+            raise OSError(errno.EFAULT, "Bad address")
+        return start(*args, **named)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with Workshop(tmp_path / "work") as shop:
+        (made,) = shop.compile([job(program, source)])
+    assert made.path.read_text() == "text" and refused
+
+
+def test_a_killed_compiler_is_run_again_and_then_told_of(tmp_path):
+    source, count = tmp_path / "a.cpp", tmp_path / "count"
+    source.write_text("text")
+    program = compiler(tmp_path, f'echo x >> "{count}"; kill -9 $$')
+    with Workshop(tmp_path / "work") as shop, pytest.raises(CompileError, match="MAX_JOBS=1"):
+        shop.compile([job(program, source)])
+    assert count.read_text() == "x\nx\n" and not [*(tmp_path / "work").iterdir()]
+
+
+def test_what_a_workshop_ends_stops(tmp_path):
+    source = tmp_path / "a.cpp"
+    source.write_text("text")
+    with Workshop(tmp_path / "work") as shop:
+        shop.end()
+        with pytest.raises(CompileError, match="was ended"):
+            shop.compile([job(compiler(tmp_path, "sleep 60"), source)])
