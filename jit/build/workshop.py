@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import threading
@@ -237,7 +238,10 @@ class Workshop:
                 if path.name == f"{name}-{file_digest(path)[:32]}.o":
                     os.utime(path)
                     return path
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         return None
 
     def _forget_old(self, objects: list[Object]) -> None:
