@@ -81,7 +81,8 @@ def test_what_this_process_does_is_not_counted_as_others(common):
     while sum(os.times()[:4]) < begun[2] + 0.2:
         pass
     ended = common.Others._now()
-    assert ended[0] > begun[0] and ended[1] - begun[1] >= 0.15 and ended[2] - begun[2] >= 0.19
+    took = round(ended[2] - begun[2], 2)  # the system counts in hundredths of a second
+    assert ended[0] > begun[0] and ended[1] - begun[1] >= 0.15 and took >= 0.2
 
 
 def test_resample_brain(tmp_path):

@@ -259,7 +259,8 @@ class Workshop:
         for found in by_source.values():
             for _, path in sorted(found, reverse=True)[_KEPT:]:
                 if path not in wanted:
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
 
 _open: set[Workshop] = set()  # of this process, for its end
