@@ -152,12 +152,12 @@ class Session:
         with self._lock:
             idle = [name for name in names if not self._under_way(name)]
             missing = self.find(idle) | {name: None for name in idle if name in (why or {})}
-            compile_commands.write(self.root, self.toolchain)
             missing = [name for name in missing if not self.is_foreign(name)]
             for name in names:
                 if not self._under_way(name):
                     self.errors.pop(name, None)
             if not missing:
+                compile_commands.write(self.root, self.toolchain)
                 return None
             from ..build.batch import Batch
             from ..build.engine import Job
@@ -169,7 +169,9 @@ class Session:
                 reason, done = (why or {}).get(recipe.unit, ""), self._finished
                 self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
             report = Progress(missing, self.caches[-1], behind and self._reasons(recipes))
-            return Batch([self._jobs[name] for name in missing], self.store, report).start()
+            batch = Batch([self._jobs[name] for name in missing], self.store, report).start()
+            compile_commands.write(self.root, self.toolchain)  # while compilers run
+            return batch
 
     def build(self, names: list[str]) -> dict[str, BuildError]:
         """Build those that the store lacks, and wait for all; the errors."""
