@@ -4,6 +4,7 @@
 // 32 threads take 32 / lanes neighbouring points; the lanes of a point take its channels in turn,
 // V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are
 // then read in words of up to 16 bytes. With V = 1 any strides will do.
+// The blocks an SM that kernels are bound to are what they would have without HD_ONCE's calls.
 #pragma once
 #include "fixed_point.cuh"
 #include "job.cuh"
@@ -114,7 +115,10 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Bicubic: rows of four, so that fewer offsets and weights are held.
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 6
+                                            : V == 1       ? 9
+                                            : V == 4       ? 8
+                                                           : 7)
     cubic_forward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     if (idle(job)) return;
@@ -243,7 +247,9 @@ __device__ inline void store_grad_grid(const GridSampleJob& job, const ThreadPoi
 }
 
 template <typename T, int V, int D, int kTaps>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kTaps == 2           ? 12 / D
+                                            : sizeof(T) * V == 2 ? 4
+                                                                 : 3)
     backward_kernel(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     constexpr int K = power(kTaps, D);

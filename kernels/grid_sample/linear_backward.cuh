@@ -13,7 +13,7 @@ HD inline int tiles_of(int lanes) { return lanes < 8 ? 8 / lanes : 1; }
 /// takes neighbouring points one after the other, and a thread adds up what goes to the same
 /// corners: it goes to memory when the column of corners changes, every other step along x.
 template <typename T, int V, int D>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
     linear_backward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << (D - 1);  // corners of a column
     __shared__ Stage<T, V> stages[kThreads / 32];
