@@ -12,7 +12,7 @@ from ..errors.table import Table, bytes_text, duration
 from .store import LIBRARY, MANIFEST, Store, remove
 
 _LEFTOVER = 3600  # seconds after which what a killed process left is certainly nobody's
-_LEFT = "store/.staging-*", "store/.damaged-*", "*/.draft-*"
+_LEFT = "store/.staging-*", "store/.damaged-*", "*/.probe-*", "*/.draft-*"
 
 
 @dataclass(frozen=True)

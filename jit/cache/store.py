@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import BuildError
+from ..machine import files
 from ..machine.sources import listed
 from .key import key as key_of
 
@@ -176,6 +177,16 @@ def cannot_write(folder: Path, error: OSError) -> BuildError:
         f"the build cache {folder} cannot be written: {error.strerror}; {cure}"
         "set LOADER_CACHE_DIR to a folder of yours on a disk that can be written"
     )
+
+
+def check_writable(folder: Path) -> None:
+    """BuildError where a file of a few pages cannot be written in a folder."""
+    probe = folder / f".probe-{os.getpid()}-{os.urandom(4).hex()}"
+    try:
+        files.write(probe, bytes(1 << 16))
+        probe.unlink()
+    except OSError as error:
+        raise cannot_write(folder, error) from None
 
 
 def check_private(folder: Path) -> None:

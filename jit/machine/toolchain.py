@@ -4,13 +4,12 @@ import glob
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import sys
-from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from . import gpus, settings
 
@@ -35,10 +34,7 @@ CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
 CUDA_FLAGS = ["-O1", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
 
 
-@dataclass(frozen=True)
-class Toolchain:
-    """All but the sources that a build depends on; `cxx` and `nvcc` are None where missing."""
-
+class _Facts(NamedTuple):
     cxx: str | None  # identity: resolved path, size and time of change
     nvcc: str | None
     cuda_home: str | None
@@ -51,10 +47,14 @@ class Toolchain:
     ldflags: tuple[str, ...]
     environment: tuple[str, ...]
 
+
+class Toolchain(_Facts):
+    """All but the sources that a build depends on; `cxx` and `nvcc` are None where missing."""
+
     @cached_property
     def identity(self) -> dict:
         """Return what enters a build's key, by name."""
-        facts = {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        facts = {k: [*v] if isinstance(v, tuple) else v for k, v in self._asdict().items()}
         del facts["cuda_home"]  # nvcc's identity has the path
         if not self.architectures:
             del facts["nvcc"], facts["cuda_flags"]
@@ -69,8 +69,9 @@ class Toolchain:
         for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
             words += environment.get(name, "").split()
         for word, after in zip(words, [*words[1:], ""], strict=True):
-            if flag := re.fullmatch(r"-(?:I|isystem|iquote|idirafter)=?(.*)", word):
-                found.append(flag[1] or after)
+            if word[:2] in ("-I", "-i"):  # a warm import compiles no pattern
+                flag = re.fullmatch(r"-(?:I|isystem|iquote|idirafter)=?(.*)", word)
+                found += [flag[1] or after] if flag else []
         return tuple(os.path.abspath(folder) for folder in found if folder)
 
     def command(self, variable: str) -> list[str]:
@@ -106,12 +107,24 @@ def current(cache_dir: Path) -> Toolchain:
     )
 
 
+def split(text: str) -> list[str]:
+    """Return the words of a text, as a shell has them.
+
+    Raises: ValueError for a quotation that does not end.
+    """
+    if not {*text} & {*"'\"\\"}:
+        return text.split()
+    import shlex  # which a warm import does without
+
+    return shlex.split(text)
+
+
 def words(variables: list[str]) -> list[str]:
     """Return the flags in these environment variables, split as a shell would; none sees them."""
     found = []
     for name in variables:
         try:
-            found += shlex.split(os.environ.get(name, ""))
+            found += split(os.environ.get(name, ""))
         except ValueError as error:
             raise ValueError(
                 f"{name} cannot be split into flags ({error}): {os.environ[name]!r}"
@@ -129,7 +142,7 @@ def command(variable: str, cuda_home: str | None = None) -> list[str]:
 
 
 def _words(command: str) -> list[str]:
-    return [command] if os.path.isfile(command) else shlex.split(command)
+    return [command] if os.path.isfile(command) else split(command)
 
 
 def identity(command: str) -> str | None:
@@ -179,5 +192,6 @@ def cpu_features() -> str:
             first = file.read(8192).split(b"\n\n")[0]
     except OSError:
         return "unknown"
-    told = re.compile(rb"model|cpu family|flags|Features|CPU ")
-    return hashlib.sha256(b"\n".join(filter(told.match, first.splitlines()))).hexdigest()[:16]
+    named = (b"model", b"cpu family", b"flags", b"Features", b"CPU ")
+    facts = [line for line in first.splitlines() if line.startswith(named)]
+    return hashlib.sha256(b"\n".join(facts)).hexdigest()[:16]
