@@ -129,7 +129,7 @@ class Attempt:
         if task.left_out:
             edit.notes.append(f"{', '.join(task.left_out)}: {how_to_compile(session)}")
         devices = _devices(session, edit.files)
-        trial = self._trials.prepare(name, session.root, "cuda" in devices)
+        trial = self._trials.prepare(session, name, devices)
         timing, rebuilt = self._try_before(devices) if task.compile else None, None
         try:
             self._texts = texts_of(session.root, task.state.python)
@@ -164,7 +164,7 @@ class Attempt:
     def _try(self, trial: Trial, devices: list[str]) -> None:
         edit, rebuilt = self.edit, self.edit.rebuilt
         library = rebuilt.swap if rebuilt else _library_in_use(self.operator)
-        verdict = trial.run(library, bool(rebuilt), devices, self._limit, timed="cuda" in devices)
+        verdict = trial.run(library, bool(rebuilt), self._limit, timed="cuda" in devices)
         edit.verdict = verdict
         if verdict.outcome not in ("right", "untried") and not self._force:
             edit.outcome, edit.text = "refused", verdict.text
@@ -204,8 +204,8 @@ class Attempt:
         def measure():
             with contextlib.suppress(BuildError, KeyError):  # not built before: nothing to time
                 library = _library_in_use(operator)
-                trial = self._trials.prepare(operator.name, operator.session.root, timed)
-                verdict = trial.run(library, False, devices, TIME_LIMIT, timed=timed)
+                trial = self._trials.prepare(operator.session, operator.name, devices)
+                verdict = trial.run(library, False, TIME_LIMIT, timed=timed)
                 version.microseconds = verdict.microseconds
                 version.difference = verdict.difference
                 trial.cancel()

@@ -2,15 +2,13 @@
 
 The engine's workshop has the objects of the build before, so an edit of a kernel costs the
 compilation of that file and a link, of the library that takes the place of the one in use
-(swap.cpp). The one for the store is linked from the same objects once that is done.
+(swap.cpp). The one for the store is linked from the same objects when that is in use.
 """
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -63,24 +61,28 @@ class Rebuilt:
     seconds: float
     compiled: dict[str, float]
     resources: dict[str, Resources]
-    _link: Future
+    _link: Callable[[], Path]
     _close: ExitStack
 
     def keep(self, store: Store, **facts) -> None:
-        """Put it into the store, for the next process. Raises: BuildError, OSError."""
-        try:
-            store.publish(self._link.result(), self.inputs, **facts)
-        except CompileError as error:
-            raise BuildError(f"the library for the store could not be linked:\n{error}") from None
-        finally:
-            self.discard()
+        """Link it for the store, and put it there, for the next process.
+
+        Raises: BuildError, OSError.
+        """
+        with self._close:
+            try:
+                library = self._link()
+            except CompileError as error:
+                text = f"the library for the store could not be linked:\n{error}"
+                raise BuildError(text) from None
+            try:
+                store.publish(library, self.inputs, **facts)
+            finally:
+                library.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove the libraries, and let others build the unit again."""
-        self.swap.unlink(missing_ok=True)
-        self._close.close()  # ends the linker, if nobody waited for it
-        if not self._link.exception():
-            self._link.result().unlink(missing_ok=True)
+        """Remove the library, and let others build the unit again."""
+        self._close.close()
 
 
 def rebuild(session: Session, name: str) -> Rebuilt:
@@ -112,24 +114,10 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 seconds=time.perf_counter() - begun,
                 compiled={o.source: o.seconds for o in made},
                 resources=_resources("\n".join(o.said for o in made)),
-                _link=_begun(partial(recipe.link, shop, objects)),
+                _link=partial(recipe.link, shop, objects),
                 _close=stack.pop_all(),
             )
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)
-
-
-def _begun(link: Callable[[], Path]) -> Future:
-    """Have something linked meanwhile, in a thread that an interpreter's end does not wait for."""
-    future: Future = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(link())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def swap_object(session: Session) -> Path:

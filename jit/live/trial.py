@@ -26,6 +26,8 @@ from pathlib import Path
 from ..cache.store import make_private
 from ..errors import BuildError
 from ..machine.sources import HOME
+from ..operators import schemas
+from ..operators.session import Session
 
 _GUARD = Path(__file__).with_name("guard.cpp")
 
@@ -141,15 +143,16 @@ class Trials:
             self._process.wait()
         self._process = self._control = None
 
-    def prepare(self, unit: str, root: Path, cuda: bool) -> "Trial":
-        """A child that makes itself ready to try a library of `unit`, whose files lie in `root`."""
-        order = json.dumps({"unit": unit, "root": str(root), "cuda": cuda}).encode()
+    def prepare(self, session: Session, unit: str, devices: list[str]) -> "Trial":
+        """A child that makes itself ready to try a library of `unit` on these devices."""
+        known = schemas.known_to_torch(lambda public: session.owner(public) == unit)
+        order = {"unit": unit, "root": str(session.root), "devices": devices, "schemas": known}
         ours, theirs = socket.socketpair()
         with theirs:
             for _ in range(2):
                 self.start()
                 with self._lock, contextlib.suppress(OSError):  # it died: once more
-                    socket.send_fds(self._control, [order], [theirs.fileno()])
+                    socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
                     break
         return Trial(ours, self._last_words)
 
@@ -167,14 +170,12 @@ class Trial:
         self._last_words = last_words
         self._pid: int | None = None
 
-    def run(
-        self, library: Path, is_swap: bool, devices: list[str], limit: float, timed: bool
-    ) -> Verdict:
+    def run(self, library: Path, is_swap: bool, limit: float, timed: bool) -> Verdict:
         """Try a library, one of the store or for a swap.
 
         `limit`: seconds for each call of the operator and its reference, once all is ready.
         """
-        order = {"library": str(library), "is_swap": is_swap, "devices": devices, "timed": timed}
+        order = {"library": str(library), "is_swap": is_swap, "timed": timed}
         try:
             if "pid" not in (self._next(_START_LIMIT) or {}):
                 return Verdict("raised", self._last_words())
