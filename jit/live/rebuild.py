@@ -46,21 +46,14 @@ class Resources:
 
 @dataclass
 class Rebuilt:
-    """A unit that was built again; its lock is held until it is kept or discarded.
+    """A unit that was built again; its lock is held until it is kept or discarded."""
 
-    Attributes:
-        inputs: the manifest of the sources that it is made of; `key` its digest.
-        swap: the library that can take the place of the one in use.
-        compiled: seconds that each file took which was compiled.
-        resources: of the kernels in the CUDA files, by mangled name, where those were compiled.
-    """
-
-    inputs: dict
+    inputs: dict  # the manifest of the sources that it is made of; `key` is its digest
     key: str
-    swap: Path
+    swap: Path  # the library that can take the place of the one in use
     seconds: float
-    compiled: dict[str, float]
-    resources: dict[str, Resources]
+    compiled: dict[str, float]  # seconds that each file took which was compiled
+    resources: dict[str, Resources]  # of the CUDA kernels that were compiled, by mangled name
     _link: Callable[[], Path]
     _close: ExitStack
 
@@ -121,22 +114,34 @@ def rebuild(session: Session, name: str) -> Rebuilt:
 
 
 def swap_object(session: Session) -> Path:
-    """Return swap.cpp compiled, in a folder of its own. Raises: BuildError."""
+    """Return swap.cpp compiled. Raises: BuildError."""
+    return own_part(session, SWAP)
+
+
+def own_part(session: Session, source: Path, link: bool = False) -> Path:
+    """Return a C++ file of this room compiled, or linked to a library, in a folder of its own.
+
+    Raises: BuildError.
+    """
     compiler = session.toolchain.command("CXX")
-    command = [*compiler, "-O1", "-fPIC", "-std=c++17", "-fvisibility=hidden"]
+    command = (*compiler, "-O1", "-fPIC", "-std=c++17", "-fvisibility=hidden")
 
     def made_of() -> dict[str, str]:
-        path = os.path.relpath(SWAP, HOME)
+        path = os.path.relpath(source, HOME)
         return {**Sources(HOME).closure(path), "compiler": session.toolchain.cxx or ""}
 
     work = session.caches[-1] / "work"
     make_private(work)
     try:
-        with locked_workshop(work / "swap") as shop:
-            (made,) = shop.compile([Compile(SWAP.name, tuple(command), str(SWAP), made_of)])
-            return made.path
+        with locked_workshop(work / source.stem) as shop:
+            (made,) = shop.compile([Compile(source.name, command, str(source), made_of)])
+            library = made.path.with_suffix(".so")
+            if link and not library.exists():
+                words = [*compiler, "-shared", made.path.name, "-ldl"]
+                os.replace(shop.link(words, library.name), library)
+            return library if link else made.path
     except CompileError as error:
-        raise BuildError(f"{SWAP.name} could not be compiled:\n{error}") from None
+        raise BuildError(f"{source.name} could not be compiled:\n{error}") from None
 
 
 def _resources(output: str) -> dict[str, Resources]:
