@@ -6,7 +6,7 @@
 //   order of t; with t1 >= t2 >= t3 their weights are 1 - t1, t1 - t2, t2 - t3 and t3 [Kasson,
 //   Plouffe and Nin 1993, A tetrahedral interpolation technique for color space conversion].
 #pragma once
-#include "common.h"
+#include "corners.h"
 
 enum class Lut3dMethod : int32_t { kTrilinear, kTetrahedral };
 
@@ -161,7 +161,8 @@ HD inline int32_t corner_offset(int k, int32_t S) {
 }
 template <typename A>
 HD inline A corner_weight(int k, const A* t) {
-    return (k & 4 ? t[0] : 1 - t[0]) * (k & 2 ? t[1] : 1 - t[1]) * (k & 1 ? t[2] : 1 - t[2]);
+    return corner_share<CornerOrder<3, false>>(
+        k, 0, A(1), [&](int axis, bool upper) { return upper ? t[axis] : 1 - t[axis]; });
 }
 
 /// Derivatives along the three axes of a mean of the corners whose values are v, of 8 corners.
@@ -182,12 +183,7 @@ HD inline int64_t lut_offset(const ApplyLut3dParams& p, int64_t i) {
            i % p.S * p.lut_stride[2];
 }
 HD inline void store_lut(const ApplyLut3dParams& p, int64_t i, double x) {
-    switch (p.lut_dtype) {
-        case DType::kFloat: static_cast<float*>(p.grad_lut)[i] = float(x); return;
-        case DType::kDouble: static_cast<double*>(p.grad_lut)[i] = x; return;
-        case DType::kHalf: static_cast<Half*>(p.grad_lut)[i] = store<Half>(float(x)); return;
-        default: static_cast<BFloat16*>(p.grad_lut)[i] = store<BFloat16>(float(x)); return;
-    }
+    store_as(p.lut_dtype, p.grad_lut, i, x);
 }
 
 /// Whether a gradient reaches a coordinate: as torch.clamp has it, also on the border itself.

@@ -4,7 +4,7 @@
 // for each point) the weights are the derivative of weight_k along u instead: the same sums then
 // give the derivatives of the gradient to the points.
 #pragma once
-#include "common.h"
+#include "corners.h"
 #include "fixed_point.cuh"
 
 /// One grid. `rows` is what indices are taken modulo: of a hashed level T, of a dense one fewer.
@@ -102,34 +102,18 @@ struct Corners {
 
     /// weight_k. Bit d of k says on which side of axis d the corner lies.
     HD A weight(int k) const {
-        if (!directed) {
-            A w = 1;
-            for (int d = 0; d < D; ++d) w *= factor(k, d);
-            return w;
-        }
+        if (!directed) return share(k, 0);
         A sum = 0;
-        for (int d = 0; d < D; ++d) {
-            A w = along[d];
-            for (int e = 0; e < D; ++e) w *= e == d ? (k >> e & 1 ? scale : -scale) : factor(k, e);
-            sum += w;
-        }
+        for (int d = 0; d < D; ++d) sum += along[d] * share(k, 1 << d);
         return sum;
     }
     /// The derivative of weight_k by coordinate `axis` of the point.
     HD A slope(int k, int axis) const {
-        const A sign = k >> axis & 1 ? scale : -scale;
+        if (!directed) return share(k, 1 << axis);
         A sum = 0;
-        for (int d = 0; d < D; ++d) {
-            if (directed && d == axis) continue;  // each weight is linear along each axis
-            A w = directed ? along[d] : A(1);
-            for (int e = 0; e < D; ++e) {
-                if (e == axis) continue;
-                w *= directed && e == d ? (k >> e & 1 ? scale : -scale) : factor(k, e);
-            }
-            sum += w;
-            if (!directed) break;
-        }
-        return sign * sum;
+        for (int d = 0; d < D; ++d)
+            if (d != axis) sum += along[d] * share(k, 1 << axis | 1 << d);
+        return sum;
     }
     HD uint32_t row(const HashLevel& level, int k) const {
         uint32_t corner[D];
@@ -138,5 +122,8 @@ struct Corners {
     }
 
   private:
-    HD A factor(int k, int d) const { return k >> d & 1 ? place[d] : 1 - place[d]; }
+    HD A share(int k, int derived) const {
+        return corner_share<CornerOrder<D, true>>(
+            k, derived, scale, [&](int d, bool upper) { return upper ? place[d] : 1 - place[d]; });
+    }
 };

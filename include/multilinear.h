@@ -3,7 +3,7 @@
 //   out[n, f] = sum_k weight_k(points[n]) * feats[n, k, f]
 //   weight_k  = product over the axes of t or 1 - t, with t = (x + 1) / 2
 #pragma once
-#include "common.h"
+#include "corners.h"
 
 struct MultilinearParams {
     const void* feats;     // (N, 2^D, F); null where only grad_feats is asked for
@@ -32,17 +32,14 @@ struct Position {
         }
     }
     /// The share of corner k. A product per axis: a last weight as 1 - a - b - c would cancel.
-    HD A weight(int k) const {
-        A w = 1;
-        for (int d = 0; d < Cell::D; ++d) w *= k >> Cell::bit(d) & 1 ? high[d] : low[d];
-        return w;
-    }
+    HD A weight(int k) const { return share(k, 0); }
     /// The derivative of corner k's share by coordinate `axis` of the point.
-    HD A slope(int k, int axis) const {
-        A w = k >> Cell::bit(axis) & 1 ? A(0.5) : A(-0.5);
-        for (int d = 0; d < Cell::D; ++d)
-            if (d != axis) w *= k >> Cell::bit(d) & 1 ? high[d] : low[d];
-        return w;
+    HD A slope(int k, int axis) const { return share(k, 1 << axis); }
+
+  private:
+    HD A share(int k, int derived) const {
+        return corner_share<Cell>(k, derived, A(0.5),
+                                  [&](int d, bool upper) { return upper ? high[d] : low[d]; });
     }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 #include <algorithm>
 
+#include "lanes.h"
 #include "multilinear.h"
 
 /// Below so many features all corners are read side by side, with sums in registers.
@@ -133,12 +134,6 @@ void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     using A = Acc<T>;
     constexpr int D = Cell::D, K = 1 << D;
     A cell[K * kStaged], grad_cell[K * kStaged], row[kStaged];
-    const auto gather = [](const T* from, int64_t stride, int64_t count, A* to) {
-        if (stride == 1)
-            for (int64_t i = 0; i < count; ++i) to[i] = load(from[i]);
-        else
-            for (int64_t i = 0; i < count; ++i) to[i] = load(from[i * stride]);
-    };
     // A whole narrow cell that lies in one run is one loop of K * F and not K short ones.
     const bool whole = p.F <= kStaged && p.feats_stride[2] == 1 && p.feats_stride[1] == p.F;
     for (int64_t n = begin; n < end; ++n) {

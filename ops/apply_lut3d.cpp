@@ -11,13 +11,6 @@ constexpr const char* kName = "apply_lut3d";
 
 using torch::headeronly::ScalarType;
 
-Lut3dMethod method_of(const std::string& name) {
-    if (name == "trilinear") return Lut3dMethod::kTrilinear;
-    if (name == "tetrahedral") return Lut3dMethod::kTetrahedral;
-    throw std::invalid_argument(
-        "apply_lut3d: interpolation must be 'trilinear' or 'tetrahedral', got '" + name + "'");
-}
-
 void check(const Tensor& image, const Tensor& lut) {
     check_tensor(kName, "image", image);
     check_tensor(kName, "lut", lut);
@@ -62,19 +55,19 @@ Tensor laid_out(const Tensor& image, PixelLayout& at) {
 
 ApplyLut3dParams params_of(const Tensor& image, const Tensor& lut, const std::string& method) {
     ApplyLut3dParams p{};
-    p.method = method_of(method);
+    p.method = code_of<Lut3dMethod>(kName, "interpolation", method, {"trilinear", "tetrahedral"});
     p.bytes = image.scalar_type() == ScalarType::Byte;
     p.dtype = p.bytes ? DType::kFloat : dtype_of(kName, "image", image);
     p.lut_dtype = dtype_of(kName, "lut", lut);
     p.image = image.data_ptr(), p.lut = lut.data_ptr();
-    for (int d = 0; d < 4; ++d) p.lut_stride[d] = lut.stride(d);
+    copy_strides(lut, p.lut_stride);
     p.S = int32_t(lut.size(0));
     p.N = image.numel() / 3;
     return p;
 }
 
 /// Memory of the accumulating type, uninitialised.
-Tensor work_tensor(const ApplyLut3dParams& p, const Tensor& like, std::vector<int64_t> shape) {
+Tensor work_tensor(const ApplyLut3dParams& p, const Tensor& like, Shape shape) {
     return torch::stable::new_empty(
         like, std::move(shape), p.dtype == DType::kDouble ? ScalarType::Double : ScalarType::Float);
 }
@@ -89,8 +82,7 @@ Tensor make_table(ApplyLut3dParams& p, const Tensor& lut) {
 Tensor apply_lut3d(const Tensor& image, const Tensor& lut, std::string interpolation) {
     check(image, lut);
     ApplyLut3dParams p = params_of(image, lut, interpolation);
-    const auto sizes = image.sizes();
-    const Tensor out = new_output(image, {sizes.begin(), sizes.end()});
+    const Tensor out = new_output(image, shape_of(image));
     if (p.N == 0) return out;
     const Tensor source = laid_out(image, p.image_at);
     p.image = source.data_ptr(), p.out = out.data_ptr();
@@ -126,15 +118,10 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
               "a uint8 image has no gradients, as its output is rounded to whole numbers; "
               "take image / 255");
     check_same_shape(kName, "image", image, "grad_out", grad_out);
-    check_same_dtype(kName, "image", image, "grad_out", grad_out);
-    check_same_device(kName, "image", image, "grad_out", grad_out);
+    check_kind(kName, "image", image, "grad_out", grad_out);
     ApplyLut3dParams p = params_of(image, lut, interpolation);
-    using Shape = std::vector<int64_t>;
-    const auto image_sizes = image.sizes(), lut_sizes = lut.sizes();
-    Tensor grad_image =
-        new_output(image, need_image ? Shape(image_sizes.begin(), image_sizes.end()) : Shape{0});
-    Tensor grad_lut =
-        new_output(lut, need_lut ? Shape(lut_sizes.begin(), lut_sizes.end()) : Shape{0});
+    Tensor grad_image = new_gradient(image, need_image, shape_of(image));
+    Tensor grad_lut = new_gradient(lut, need_lut, shape_of(lut));
     if (p.N == 0 && need_lut) torch::stable::zero_(grad_lut);
     if (p.N == 0 || !(need_image || need_lut)) return {grad_image, grad_lut};
     const Tensor source = laid_out(image, p.image_at), grad = laid_out(grad_out, p.grad_out_at);

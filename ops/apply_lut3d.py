@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import vmap
 from loader.jit.operators.shapes import Sizes
 
 from . import corners
-from .linear import Linear, one_by_one
+from .linear import Linear, batched
 
 _METHODS = ("trilinear", "tetrahedral")
 _LARGEST = 1024  # entries along an axis
@@ -182,32 +181,8 @@ def _along(to, grad_out, image, lut, interpolation, need):
     return to_grad, to_image, to_lut.view(S, S, S, 3)
 
 
-def _batched(op, images: int, lut_gradient: bool) -> None:
-    """Let torch.vmap run `op` once where a batch is only one more dimension of the image.
-
-    With a table for each member, or a gradient for each table, the members take turns: each is an
-    image, large enough to fill the machine.
-    """
-
-    def rule(info, in_dims, *args):
-        if in_dims[images] is None and not (lut_gradient and args[-1]):
-            joined = [
-                x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-                for x, dim in zip(args[:images], in_dims[:images], strict=True)
-            ]
-            out = op(*joined, *args[images:])
-            if not isinstance(out, tuple):
-                return out, 0
-            empty = out[1].expand(info.batch_size, *out[1].shape)
-            return (out[0] if args[-2] else out[0].expand(info.batch_size, 0), empty), (0, 0)
-        return one_by_one(op, info, in_dims, args)
-
-    vmap(op, rule)
-
-
 _operator = Linear(
     apply_lut3d, ("image", "lut"), linear=(1,), fake=_fake, options=_options, along=_along
 )
-_batched(_operator.op, 1, False)
-_batched(_operator.backward_op, 2, True)
+batched(_operator, flatten=False)
 apply_lut3d_fw, apply_lut3d_bw = _operator.fw, _operator.bw

@@ -8,8 +8,6 @@
 
 constexpr const char* kName = "convolve2d";
 
-using Shape = std::vector<int64_t>;
-
 /// Image (H, W) or (N, H, W) of a convolution, its kernel and what comes out, as sizes.
 struct Geometry {
     int64_t N, H, W, OH, OW, G, kh, kw, shift[2];
@@ -17,26 +15,16 @@ struct Geometry {
     bool batch;  // whether the image has the dimension N
 };
 
-Boundary boundary_of(const std::string& name) {
-    if (name == "zero") return Boundary::kZero;
-    if (name == "reflect") return Boundary::kReflect;
-    if (name == "nearest") return Boundary::kNearest;
-    throw std::invalid_argument(
-        "convolve2d: boundary must be 'zero', 'reflect' or 'nearest', got '" + name + "'");
-}
+enum class Mode { kSame, kValid, kFull };
 
 /// How far the output's origin lies from the image's: the tap that is the centre along an axis.
-int64_t shift_of(const std::string& mode, int64_t taps) {
-    if (mode == "same") return taps / 2;
-    if (mode == "valid") return taps - 1;
-    if (mode == "full") return 0;
-    throw std::invalid_argument("convolve2d: mode must be 'same', 'valid' or 'full', got '" + mode +
-                                "'");
+int64_t shift_of(Mode mode, int64_t taps) {
+    return mode == Mode::kSame ? taps / 2 : mode == Mode::kValid ? taps - 1 : 0;
 }
 
 /// By how much the output is longer than the image.
-int64_t growth_of(const std::string& mode, int64_t taps) {
-    return mode == "same" ? 0 : mode == "valid" ? 1 - taps : taps - 1;
+int64_t growth_of(Mode mode, int64_t taps) {
+    return mode == Mode::kSame ? 0 : mode == Mode::kValid ? 1 - taps : taps - 1;
 }
 
 void check_image(const char* argument, const Tensor& x) {
@@ -49,7 +37,7 @@ void check_image(const char* argument, const Tensor& x) {
 /// The kernel is (kh, kw), or (G, kh, kw) for N / G neighbouring images each: what vmap makes of
 /// kernels that differ. `image` is the image, or, without one, grad_out, whose shape tells it.
 Geometry check(const Tensor& x, const char* argument, bool is_image, const Tensor& kernel,
-               const std::string& mode, const std::string& boundary) {
+               const std::string& mode_name, const std::string& boundary) {
     check_image(argument, x);
     check_tensor(kName, "kernel", kernel);
     Geometry s{};
@@ -65,16 +53,17 @@ Geometry check(const Tensor& x, const char* argument, bool is_image, const Tenso
     if (s.N % s.G != 0)
         raise(kName, "kernel (G, kh, kw) must have a G that divides N = " + std::to_string(s.N) +
                          ", got " + shape_text(kernel));
-    s.boundary = boundary_of(boundary);
+    s.boundary = code_of<Boundary>(kName, "boundary", boundary, {"zero", "reflect", "nearest"});
+    const auto mode = code_of<Mode>(kName, "mode", mode_name, {"same", "valid", "full"});
     s.shift[0] = shift_of(mode, s.kh), s.shift[1] = shift_of(mode, s.kw);
     const int64_t grow[] = {growth_of(mode, s.kh), growth_of(mode, s.kw)};
     const int64_t rows = x.size(x.dim() - 2), columns = x.size(x.dim() - 1);
     s.H = rows - (is_image ? 0 : grow[0]), s.W = columns - (is_image ? 0 : grow[1]);
     s.OH = s.H + grow[0], s.OW = s.W + grow[1];
-    if (mode == "valid" && (s.OH < 1 || s.OW < 1))
+    if (mode == Mode::kValid && (s.OH < 1 || s.OW < 1))
         raise(kName, "mode 'valid' needs an image no smaller than the kernel, " +
                          shape_text(kernel) + ", got " + shape_text(x));
-    if (mode == "full" && (s.H < 1 || s.W < 1))
+    if (mode == Mode::kFull && (s.H < 1 || s.W < 1))
         raise(kName, std::string("mode 'full' needs ") +
                          (is_image ? "an image with pixels" : "a larger grad_out") + ", got " +
                          shape_text(x));
@@ -82,10 +71,14 @@ Geometry check(const Tensor& x, const char* argument, bool is_image, const Tenso
     return s;
 }
 
+Shape shape_of(const Geometry& s, int64_t rows, int64_t columns) {
+    return s.batch ? Shape{s.N, rows, columns} : Shape{rows, columns};
+}
+
 /// Strides of the last three dimensions; one that is not there has size 1.
 void set_strides(const Tensor& x, int64_t* stride) {
-    const int64_t missing = 3 - x.dim();
-    for (int64_t d = 0; d < 3; ++d) stride[d] = d < missing ? 0 : x.stride(d - missing);
+    stride[0] = 0;
+    copy_strides(x, stride + 3 - x.dim());
 }
 
 Convolve2dParams params_of(const Geometry& s, const char* argument, const Tensor& in,
@@ -111,7 +104,7 @@ Tensor convolve2d(const Tensor& image, const Tensor& kernel, std::string mode,
                   std::string boundary) {
     const Geometry s = check(image, "image", true, kernel, mode, boundary);
     Convolve2dParams p = params_of(s, "image", image, kernel);
-    Tensor out = new_output(image, s.batch ? Shape{s.N, s.OH, s.OW} : Shape{s.OH, s.OW});
+    Tensor out = new_output(image, shape_of(s, s.OH, s.OW));
     if (out.numel() == 0) return out;
     p.out = out.data_ptr();
     p.out_stride[0] = s.OH * s.OW, p.out_stride[1] = s.OW;
@@ -185,20 +178,15 @@ std::tuple<Tensor, Tensor> convolve2d_backward(const Tensor& grad_out, std::opti
                              : check(grad_out, "grad_out", false, kernel, mode, boundary);
     if (image) {
         check_tensor(kName, "grad_out", grad_out);
-        const std::string shape = (s.batch ? "(" + std::to_string(s.N) + ", " : "(") +
-                                  std::to_string(s.OH) + ", " + std::to_string(s.OW) + ")";
-        if (shape_text(grad_out) != shape)
-            raise(kName, "grad_out must have the shape of the output, " + shape + ", got " +
-                             shape_text(grad_out));
-        check_same_device(kName, "image", *image, "grad_out", grad_out);
-        dtype_of(kName, "image", *image), dtype_of(kName, "grad_out", grad_out);
-        check_same_dtype(kName, "image", *image, "grad_out", grad_out);
+        if (shape_of(grad_out) != shape_of(s, s.OH, s.OW))
+            raise(kName, "grad_out must have the shape of the output, " +
+                             shape_text(shape_of(s, s.OH, s.OW)) + ", got " + shape_text(grad_out));
+        dtype_of(kName, "image", *image);
+        check_kind(kName, "image", *image, "grad_out", grad_out);
     }
     dtype_of(kName, "kernel", kernel);
-    Shape image_shape = s.batch ? Shape{s.N, s.H, s.W} : Shape{s.H, s.W};
-    Shape kernel_shape = kernel.dim() == 3 ? Shape{s.G, s.kh, s.kw} : Shape{s.kh, s.kw};
-    Tensor grad_image = new_output(grad_out, need_image ? image_shape : Shape{0});
-    Tensor grad_kernel = new_output(kernel, need_kernel ? kernel_shape : Shape{0});
+    Tensor grad_image = new_gradient(grad_out, need_image, shape_of(s, s.H, s.W));
+    Tensor grad_kernel = new_gradient(kernel, need_kernel, shape_of(kernel));
     if (grad_image.numel() > 0) image_gradient(s, grad_out, kernel, grad_image);
     if (grad_kernel.numel() > 0) kernel_gradient(s, grad_out, *image, kernel, grad_kernel);
     return {grad_image, grad_kernel};

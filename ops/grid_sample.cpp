@@ -39,8 +39,7 @@ std::tuple<Tensor, Tensor, Tensor> grid_sample_backward_backward(
     if (!to_grad_input && !to_grad_grid)
         raise(kName, "the second derivative needs to_grad_input or to_grad_grid, got neither");
     p.deterministic = deterministic;
-    Tensor out =
-        new_output(input, need_grad_out ? output_shape(input, grid) : std::vector<int64_t>{0});
+    Tensor out = new_gradient(input, need_grad_out, output_shape(input, grid));
     if (need_grad_out) p.out = out.data_ptr();
     auto [grad_input, grad_grid] = new_gradients(p, input, grid, need_input, need_grid);
     if (need_grad_out || need_input || need_grid) run_gradients(p, input, grad_input, grad_grid);

@@ -9,8 +9,6 @@
 
 constexpr const char* kName = "hash_grid_encoding";
 
-using Shape = std::vector<int64_t>;
-
 /// Grid l; hash_grid_encoding's docstring says why so. T rows hold it, or it is hashed.
 HashLevel level_of(int64_t l, int64_t base_resolution, double per_level_scale, int64_t D,
                    int64_t T) {
@@ -61,8 +59,7 @@ HashGridParams params_of(const Tensor& points, const Tensor& table,
     p.dtype = dtype_of(kName, "table", table);
     if (along) {
         check_tensor(kName, "along", *along);
-        if (shape_text(*along) != shape_text(points) ||
-            along->scalar_type() != points.scalar_type())
+        if (shape_of(*along) != shape_of(points) || along->scalar_type() != points.scalar_type())
             raise(kName, "along must have the shape and dtype of points, " + shape_text(points) +
                              " " + dtype_text(points) + ", got " + shape_text(*along) + " " +
                              dtype_text(*along));
@@ -82,11 +79,11 @@ HashGridParams params_of(const Tensor& points, const Tensor& table,
         p.level[l] = level_of(l, base_resolution, per_level_scale, p.D, p.T);
     p.points = points.data_ptr();
     p.table = table.data_ptr();
-    for (int d = 0; d < 2; ++d) p.points_stride[d] = points.stride(d);
-    for (int d = 0; d < 3; ++d) p.table_stride[d] = table.stride(d);
+    copy_strides(points, p.points_stride);
+    copy_strides(table, p.table_stride);
     if (along) {
         p.along = along->data_ptr();
-        for (int d = 0; d < 2; ++d) p.along_stride[d] = along->stride(d);
+        copy_strides(*along, p.along_stride);
     }
     return p;
 }
@@ -121,17 +118,16 @@ std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, c
                                                        bool need_table, bool deterministic) {
     HashGridParams p = params_of(points, table, along, base_resolution, per_level_scale);
     check_tensor(kName, "grad_out", grad_out);
-    const std::string shape = "(" + std::to_string(p.N) + ", " + std::to_string(p.L * p.F) + ")";
-    if (shape_text(grad_out) != shape)
-        raise(kName, "grad_out must be (N, L * F) = " + shape + ", got " + shape_text(grad_out));
-    check_same_device(kName, "points", points, "grad_out", grad_out);
-    dtype_of(kName, "grad_out", grad_out);
-    check_same_dtype(kName, "table", table, "grad_out", grad_out);
+    const Shape shape{p.N, p.L * p.F};
+    if (shape_of(grad_out) != shape)
+        raise(kName, "grad_out must be (N, L * F) = " + shape_text(shape) + ", got " +
+                         shape_text(grad_out));
+    check_kind(kName, "table", table, "grad_out", grad_out);
     p.grad_out = grad_out.data_ptr();
-    for (int d = 0; d < 2; ++d) p.grad_out_stride[d] = grad_out.stride(d);
+    copy_strides(grad_out, p.grad_out_stride);
     p.deterministic = deterministic;
-    Tensor grad_points = new_output(points, need_points ? Shape{p.N, p.D} : Shape{0});
-    Tensor grad_table = new_output(table, need_table ? Shape{p.L, p.T, p.F} : Shape{0});
+    Tensor grad_points = new_gradient(points, need_points, shape_of(points));
+    Tensor grad_table = new_gradient(table, need_table, shape_of(table));
     if (need_points && p.N > 0) {
         const Tensor scratch =
             scratch_of(p, table, table.is_cpu() ? 0 : hash_grid_points_scratch(p));

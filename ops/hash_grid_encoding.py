@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import check_tensors, masked, vmap
+from loader.jit.operators.frame import check_tensors, masked
 from loader.jit.operators.shapes import Sizes
 
-from .linear import Linear, one_by_one
+from .linear import Linear, batched
 
 _NAME = "hash_grid_encoding"
 _PRIMES = 1, 2654435761, 805459861
@@ -211,30 +211,6 @@ def _along(to, grad_out, points, table, along, *options_and_need):
     return to_grad_out, *both
 
 
-def _batched(op, table_at: int) -> None:
-    """Let torch.vmap run `op` once over all points of a batch that shares one table; where tables
-    or their gradients differ, member after member. `table_at`: which argument is the table.
-    """
-
-    def rule(info, in_dims, *args):
-        backward = table_at == 2
-        if in_dims[table_at] is not None or (backward and args[7]):
-            return one_by_one(op, info, in_dims, args)
-
-        def joined(i, x, dim):
-            if not isinstance(x, Tensor) or i == table_at:
-                return x
-            x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            return x.flatten(0, 1)
-
-        out = op(*(joined(i, *pair) for i, pair in enumerate(zip(args, in_dims, strict=True))))
-        if backward:
-            return (out[0].unflatten(0, (info.batch_size, -1)), out[1]), (0, None)
-        return out.unflatten(0, (info.batch_size, -1)), 0
-
-    vmap(op, rule)
-
-
 _operator = _Encoding(
     hash_grid_encoding,
     ("points", "table"),
@@ -244,6 +220,5 @@ _operator = _Encoding(
     along=_along,
     extra=1,
 )
-_batched(_operator.op, 1)
-_batched(_operator.backward_op, 2)
+batched(_operator, flatten=True)
 hash_grid_encoding_fw = _operator.fw

@@ -128,13 +128,13 @@ class Linear:
         return self.fake(*args)
 
     def _fake_backward(self, grad_out, *args):
-        tensors, options, need = self._split(args)
+        tensors, options, need = self.split(args)
         named = dict(zip(self.tensors, tensors[:2], strict=True)) | {"grad_out": grad_out}
         check_fake(self.name, **{name: x for name, x in named.items() if x is not None})
         both = self.fake_gradients(grad_out, *tensors, *options)
         return tuple(x if wanted else x.new_empty(0) for x, wanted in zip(both, need, strict=True))
 
-    def _split(self, args):
+    def split(self, args):
         """Tensors, options and `need_*` of the backward's arguments after grad_out."""
         rest = [*args[self.count :]]
         if self.flag is not None:
@@ -156,7 +156,7 @@ class Linear:
 
     def _setup_backward(self, ctx, inputs, output):
         grad_out, *args = inputs
-        tensors, ctx.options, ctx.needed = self._split(args)
+        tensors, ctx.options, ctx.needed = self.split(args)
         ctx.save_for_backward(grad_out, *tensors)
         ctx.set_materialize_grads(False)
 
@@ -190,14 +190,39 @@ def _like_tensors(grad_out, first, second, *rest):
     return first.new_empty(first.shape), second.new_empty(second.shape)
 
 
-def one_by_one(op, info, in_dims, args):
-    """What a vmap rule of a registered operator returns where the members take turns."""
+def batched(operator: Linear, flatten: bool) -> None:
+    """Let torch.vmap run X once over all members that share its second tensor, a table.
 
-    def member(i):
-        pairs = zip(args, in_dims, strict=True)
-        return op(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
+    Where tables or their gradients differ the members take turns: each fills the machine. `flatten`
+    joins the batch with the first dimension; without it X takes any number of dimensions.
+    """
+    _batched(operator.op, 1, lambda args: False, flatten)
+    _batched(operator.backward_op, 2, lambda args: operator.split(args[1:])[2][1], flatten)
 
-    outs = [member(i) for i in range(info.batch_size)]
-    if isinstance(outs[0], tuple):
-        return tuple(map(torch.stack, zip(*outs, strict=True))), (0,) * len(outs[0])
-    return torch.stack(outs), 0
+
+def _batched(op, table: int, table_gradient: Callable, flatten: bool) -> None:
+    def rule(info, in_dims, *args):
+        B = info.batch_size
+
+        def member(x, dim, i):
+            return x if dim is None else x.select(dim, i)
+
+        def joined(i, x, dim):
+            if not isinstance(x, Tensor) or i == table:
+                return x
+            x = x.expand(B, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1) if flatten else x
+
+        def split(x):  # (0,) is a gradient that was not asked for
+            return x.unflatten(0, (B, len(x) // B)) if flatten or x.shape == (0,) else x
+
+        pairs = [*zip(args, in_dims, strict=True)]
+        if in_dims[table] is not None or table_gradient(args):
+            outs = [op(*(member(*pair, i) for pair in pairs)) for i in range(B)]
+            if isinstance(outs[0], tuple):
+                return tuple(map(torch.stack, zip(*outs, strict=True))), (0, 0)
+            return torch.stack(outs), 0
+        out = op(*(joined(i, *pair) for i, pair in enumerate(pairs)))
+        return ((split(out[0]), out[1]), (0, None)) if isinstance(out, tuple) else (split(out), 0)
+
+    frame.vmap(op, rule)

@@ -11,9 +11,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "common.h"
 
@@ -51,10 +53,19 @@ inline void define(torch::stable::detail::StableLibrary& m, const std::string& s
     throw std::runtime_error(std::string(op) + ": " + what);
 }
 
-[[gnu::cold]] inline std::string shape_text(const Tensor& x) {
+using Shape = std::vector<int64_t>;
+
+inline Shape shape_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
+
+[[gnu::cold]] inline std::string shape_text(const Shape& shape) {
     std::string text = "(";
-    for (int64_t d = 0; d < x.dim(); ++d) text += (d ? ", " : "") + std::to_string(x.size(d));
-    return text + (x.dim() == 1 ? ",)" : ")");
+    for (size_t d = 0; d < shape.size(); ++d) text += (d ? ", " : "") + std::to_string(shape[d]);
+    return text + (shape.size() == 1 ? ",)" : ")");
+}
+[[gnu::cold]] inline std::string shape_text(const Tensor& x) { return shape_text(shape_of(x)); }
+
+inline void copy_strides(const Tensor& x, int64_t* to) {
+    std::copy_n(x.strides().data(), x.dim(), to);
 }
 
 [[gnu::cold]] inline std::string device_text(const Tensor& x) {
@@ -131,6 +142,30 @@ inline void check_same_dtype(const char* op, const char* first, const Tensor& a,
                       ", got " + dtype_text(b) + cure);
 }
 
+/// An argument that is on `a`'s device and of its dtype, as a gradient to it is.
+inline void check_kind(const char* op, const char* first, const Tensor& a, const char* second,
+                       const Tensor& b) {
+    check_same_device(op, first, a, second, b);
+    dtype_of(op, second, b);
+    check_same_dtype(op, first, a, second, b);
+}
+
+/// Which of these words an option is; each enumeration counts in their order.
+template <typename Code>
+inline Code code_of(const char* op, const char* option, const std::string& value,
+                    std::initializer_list<const char*> words) {
+    std::string text;
+    int i = 0;
+    for (const char* word : words) {
+        if (value == word) return Code(i);
+        text += i == 0 ? "'" : i + 1 < int(words.size()) ? ", '" : " or '";
+        text += std::string(word) + "'";
+        ++i;
+    }
+    throw std::invalid_argument(std::string(op) + ": " + option + " must be " + text + ", got '" +
+                                value + "'");
+}
+
 /// A new tensor of `like`'s dtype and device. Not torch::stable::new_empty or empty_like: those go
 /// through the dispatcher, a microsecond of each call.
 inline Tensor new_strided(const Tensor& like, int64_t dims, const int64_t* size,
@@ -147,7 +182,7 @@ inline Tensor new_strided(const Tensor& like, int64_t dims, const int64_t* size,
 /// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
 /// Fresh memory costs a page fault at the first write to each page, which for 4 KiB pages takes
 /// longer than the kernel itself: where it is large the system is asked for 2 MiB pages.
-inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) {
+inline Tensor new_output(const Tensor& like, const Shape& shape) {
     int64_t strides[64];
     int64_t step = 1;
     for (size_t d = shape.size(); d-- > 0; step *= std::max<int64_t>(shape[d], 1))
@@ -163,6 +198,11 @@ inline Tensor new_output(const Tensor& like, const std::vector<int64_t>& shape) 
     }
 #endif
     return out;
+}
+
+/// A gradient of this shape, empty where it is not asked for.
+inline Tensor new_gradient(const Tensor& like, bool wanted, const Shape& shape) {
+    return new_output(like, wanted ? shape : Shape{0});
 }
 
 /// A new tensor with `like`'s shape too, and its strides where it is dense: torch.empty_like.

@@ -79,8 +79,8 @@ inline GridSampleParams check(const Tensor& input, const Tensor& grid, int64_t i
 }
 
 /// The shape of the output.
-inline std::vector<int64_t> output_shape(const Tensor& input, const Tensor& grid) {
-    std::vector<int64_t> shape{input.size(0), input.size(1)};
+inline Shape output_shape(const Tensor& input, const Tensor& grid) {
+    Shape shape{input.size(0), input.size(1)};
     for (int64_t d = 1; d < grid.dim() - 1; ++d) shape.push_back(grid.size(d));
     return shape;
 }
@@ -118,19 +118,12 @@ inline Tensor grid_sample(const Tensor& input, const Tensor& grid, int64_t inter
 }
 
 inline void check_like(const char* argument, const Tensor& x, const char* name, const Tensor& like,
-                       const std::vector<int64_t>& shape) {
+                       const Shape& shape) {
     check_tensor(kName, argument, x);
-    check_same_device(kName, name, like, argument, x);
-    bool same = x.dim() == int64_t(shape.size());
-    for (size_t d = 0; same && d < shape.size(); ++d) same = x.size(d) == shape[d];
-    if (!same) {
-        std::string text;
-        for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-        raise(kName,
-              std::string(argument) + " must have shape (" + text + "), got " + shape_text(x));
-    }
-    dtype_of(kName, argument, x);
-    check_same_dtype(kName, name, like, argument, x);
+    if (shape_of(x) != shape)
+        raise(kName, std::string(argument) + " must have shape " + shape_text(shape) + ", got " +
+                         shape_text(x));
+    check_kind(kName, name, like, argument, x);
 }
 
 inline void set_grad_out(GridSampleParams& p, const Tensor& grad_out, const Tensor& input,
@@ -142,19 +135,13 @@ inline void set_grad_out(GridSampleParams& p, const Tensor& grad_out, const Tens
     p.grad_out_stride[0] = grad_out.stride(0), p.grad_out_stride[1] = grad_out.stride(1);
 }
 
-inline std::vector<int64_t> shape_of(const Tensor& x) {
-    std::vector<int64_t> shape;
-    for (int64_t d = 0; d < x.dim(); ++d) shape.push_back(x.size(d));
-    return shape;
-}
-
 /// The gradients to input (its strides where it is dense) and grid (contiguous); empty ones where
 /// not asked for.
 inline std::tuple<Tensor, Tensor> new_gradients(GridSampleParams& p, const Tensor& input,
                                                 const Tensor& grid, bool need_input,
                                                 bool need_grid) {
     Tensor grad_input = need_input ? torch::stable::empty_like(input) : new_output(input, {0});
-    Tensor grad_grid = new_output(grid, need_grid ? shape_of(grid) : std::vector<int64_t>{0});
+    Tensor grad_grid = new_gradient(grid, need_grid, shape_of(grid));
     if (need_input) {
         p.grad_input = grad_input.data_ptr();
         set_strides(grad_input, p.grad_input_stride);

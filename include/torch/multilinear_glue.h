@@ -34,13 +34,13 @@ MultilinearParams points_params(const Tensor& points) {
     p.points = points.data_ptr();
     p.points_dtype = dtype_of(Op::name, "points", points);
     p.N = points.size(0);
-    for (int d = 0; d < 2; ++d) p.points_stride[d] = points.stride(d);
+    copy_strides(points, p.points_stride);
     return p;
 }
 
 inline void set_feats(MultilinearParams& p, const Tensor& feats) {
     p.feats = feats.data_ptr();
-    for (int d = 0; d < 3; ++d) p.feats_stride[d] = feats.stride(d);
+    copy_strides(feats, p.feats_stride);
 }
 
 template <typename Op>
@@ -74,13 +74,12 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
     p.dtype = dtype_of(Op::name, "grad_out", grad_out);
     if (feats) check_same_dtype(Op::name, "feats", *feats, "grad_out", grad_out);
     p.F = F;
-    using Shape = std::vector<int64_t>;
-    Tensor grad_feats = new_output(grad_out, need_feats ? Shape{N, K, F} : Shape{0});
-    Tensor grad_points = new_output(points, need_points ? Shape{N, Op::D} : Shape{0});
+    Tensor grad_feats = new_gradient(grad_out, need_feats, {N, K, F});
+    Tensor grad_points = new_gradient(points, need_points, {N, Op::D});
     if (grad_feats.numel() + grad_points.numel() > 0) {
         if (need_points) set_feats(p, *feats);
         p.grad_out = grad_out.data_ptr();
-        for (int d = 0; d < 2; ++d) p.grad_out_stride[d] = grad_out.stride(d);
+        copy_strides(grad_out, p.grad_out_stride);
         p.grad_feats = need_feats ? grad_feats.data_ptr() : nullptr;
         p.grad_points = need_points ? grad_points.data_ptr() : nullptr;
         launch(Op::name, points, p, N, points_grain(K, F), Op::on_cpu, Op::on_cuda);

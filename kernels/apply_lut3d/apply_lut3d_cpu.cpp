@@ -3,24 +3,11 @@
 // run along the pixels in vector registers. The third runs along the channels: the table has four
 // to an entry, so that a corner is one load of 16 bytes and the two corners along b are one of 32.
 #include <algorithm>
-#include <cstring>
 
 #include "apply_lut3d.h"
+#include "lanes.h"
 
 constexpr int64_t kBlock = 256;
-
-/// Four and eight neighbouring values, in as many registers as the machine needs for them.
-template <typename A>
-struct Lanes {
-    typedef A four __attribute__((vector_size(4 * sizeof(A))));
-    typedef A eight __attribute__((vector_size(8 * sizeof(A))));
-};
-template <typename V, typename A>
-V load_lanes(const A* from) {
-    V lanes;
-    memcpy(&lanes, from, sizeof(lanes));
-    return lanes;
-}
 
 /// What one block's pixels are and where they lie in the table.
 template <typename A>
@@ -37,7 +24,8 @@ inline float as_number(Byte x) { return float(x.value); }
 
 /// Elements of three channels, planar, of `count` pixels from the begin-th on.
 template <typename T, typename A>
-void gather(const void* data, const PixelLayout& at, int64_t begin, int64_t count, A (*x)[kBlock]) {
+void read_pixels(const void* data, const PixelLayout& at, int64_t begin, int64_t count,
+                 A (*x)[kBlock]) {
     const T* from = static_cast<const T*>(data);
     if (at.dims == 1) {
         from += begin * at.stride[0];
@@ -59,7 +47,7 @@ void gather(const void* data, const PixelLayout& at, int64_t begin, int64_t coun
 template <typename T>
 void place(const ApplyLut3dParams& p, int64_t begin, int64_t count, Block<Acc<T>>& block) {
     using A = Acc<T>;
-    gather<T>(p.image, p.image_at, begin, count, block.x);
+    read_pixels<T>(p.image, p.image_at, begin, count, block.x);
     const int32_t S = p.S;
     for (int64_t i = 0; i < count; ++i) {
         int32_t cell[3];
@@ -78,8 +66,8 @@ void place(const ApplyLut3dParams& p, int64_t begin, int64_t count, Block<Acc<T>
 /// Row i of `out` from place i, trilinear: along g and r both corners of b at once.
 template <typename A>
 void blend_trilinear(const A* table, int32_t S, const Block<A>& block, int64_t count, A (*out)[4]) {
-    using Four = typename Lanes<A>::four;
-    using Eight = typename Lanes<A>::eight;
+    using Four = typename Lanes<A, 4>::type;
+    using Eight = typename Lanes<A, 8>::type;
     const int64_t g = 4 * int64_t(S), r = g * S;
     for (int64_t i = 0; i < count; ++i) {
         const A* at = table + 4 * int64_t(block.entry[i]);
@@ -97,7 +85,7 @@ void blend_trilinear(const A* table, int32_t S, const Block<A>& block, int64_t c
 template <typename A>
 void blend_tetrahedral(const A* table, int32_t S, const Block<A>& block, int64_t count,
                        A (*out)[4]) {
-    using Four = typename Lanes<A>::four;
+    using Four = typename Lanes<A, 4>::type;
     int32_t first[kBlock], second[kBlock];
     A weight[4][kBlock];
     for (int64_t i = 0; i < count; ++i) {
@@ -166,7 +154,7 @@ void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end
 template <typename A>
 void pixel_gradients(Lut3dMethod method, const A* table, int32_t S, const A* t, int64_t entry,
                      const A* grad, A* sums, A* slope) {
-    using Four = typename Lanes<A>::four;
+    using Four = typename Lanes<A, 4>::type;
     const Four wanted = {grad[0], grad[1], grad[2], 0};
     const Tetrahedron<A> corners(t, S);
     const bool trilinear = method == Lut3dMethod::kTrilinear;
@@ -203,7 +191,7 @@ void gradients(const ApplyLut3dParams& p, int64_t part) {
     for (int64_t begin = part * each; begin < last; begin += kBlock) {
         const int64_t count = std::min(kBlock, last - begin);
         place<T>(p, begin, count, block);
-        gather<T>(p.grad_out, p.grad_out_at, begin, count, grad_out);
+        read_pixels<T>(p.grad_out, p.grad_out_at, begin, count, grad_out);
         T* out = p.grad_image ? static_cast<T*>(p.grad_image) + 3 * begin : nullptr;
         for (int64_t i = 0; i < count; ++i) {
             const A t[] = {block.t[0][i], block.t[1][i], block.t[2][i]};

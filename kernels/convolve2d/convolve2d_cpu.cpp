@@ -4,27 +4,18 @@
 // type, each gathered once: the loops over taps then know no borders, strides or element types, and
 // run along neighbouring columns in vector registers.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "convolve2d.h"
+#include "lanes.h"
 
 constexpr int64_t kStrip = 512;
 
 /// 64 bytes of A; where the machine's registers are narrower the compiler takes several.
 template <typename A>
-struct Lanes {
-    typedef A type __attribute__((vector_size(64)));
-    static constexpr int64_t count = 64 / sizeof(A);
-};
-
-template <typename T>
-void gather(const T* from, int64_t stride, int64_t count, Acc<T>* __restrict to) {
-    if (stride == 1)
-        for (int64_t i = 0; i < count; ++i) to[i] = load(from[i]);
-    else
-        for (int64_t i = 0; i < count; ++i) to[i] = load(from[i * stride]);
-}
+constexpr int kLanes = 64 / sizeof(A);
+template <typename A>
+using Vector = typename Lanes<A, kLanes<A>>::type;
 
 /// The rows of input below which a strip's current row of output lies.
 template <typename T>
@@ -58,7 +49,7 @@ class Ring {
         : p_(p),
           first_(x + p.shift[1] - (p.kw - 1)),
           reach_(width + p.kw - 1),
-          pitch_(reach_ + Lanes<A>::count),  // the last vector of a row may pass its end
+          pitch_(reach_ + kLanes<A>),  // the last vector of a row may pass its end
           buffer_(p.kh * pitch_),
           rows_(p.kh) {
         for (int64_t i = 0; i < p.kh; ++i) rows_[i] = buffer_.data() + i * pitch_;
@@ -89,18 +80,14 @@ template <int V, typename T>
 void run(const Convolve2dParams& p, const Ring<T>& rows, const Acc<T>* taps, int64_t x,
          Acc<T>* __restrict out) {
     using A = Acc<T>;
-    using L = Lanes<A>;
-    typename L::type sum[V] = {};
+    Vector<A> sum[V] = {};
     for (int64_t i = 0; i < p.kh; ++i) {
         const A* row = rows[i] + x;
         for (int64_t j = 0; j < p.kw; ++j) {
             const A tap = taps[i * p.kw + j];
 #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) {
-                typename L::type in;
-                memcpy(&in, row + j + v * L::count, sizeof(in));
-                sum[v] += tap * in;
-            }
+            for (int v = 0; v < V; ++v)
+                sum[v] += tap * load_lanes<Vector<A>>(row + j + v * kLanes<A>);
         }
     }
     memcpy(out, sum, sizeof(sum));
@@ -109,7 +96,7 @@ void run(const Convolve2dParams& p, const Ring<T>& rows, const Acc<T>* taps, int
 template <typename T>
 void convolve_rows(const Convolve2dParams& p, int64_t begin, int64_t end) {
     using A = Acc<T>;
-    constexpr int64_t L = Lanes<A>::count;
+    constexpr int64_t L = kLanes<A>;
     A sums[kStrip];
     std::vector<A> taps;
     for (int64_t x = 0; x < p.OW; x += kStrip) {
@@ -174,22 +161,17 @@ void convolve2d_fold_cpu(const Convolve2dParams* p, int64_t begin, int64_t end) 
 /// sums[k] += the product of `grad` with the `width` elements from row[k] on, k = 0 ... K - 1.
 template <int K, typename A>
 void dots(const A* grad, const A* row, int64_t width, double* sums) {
-    using L = Lanes<A>;
-    typename L::type sum[K] = {};
+    Vector<A> sum[K] = {};
     int64_t x = 0;
-    for (; x + L::count <= width; x += L::count) {
-        typename L::type g, in;
-        memcpy(&g, grad + x, sizeof(g));
+    for (; x + kLanes<A> <= width; x += kLanes<A>) {
+        const auto g = load_lanes<Vector<A>>(grad + x);
 #pragma GCC unroll 4
-        for (int k = 0; k < K; ++k) {
-            memcpy(&in, row + x + k, sizeof(in));
-            sum[k] += g * in;
-        }
+        for (int k = 0; k < K; ++k) sum[k] += g * load_lanes<Vector<A>>(row + x + k);
     }
     for (int k = 0; k < K; ++k) {
         A rest = 0;
         for (int64_t i = x; i < width; ++i) rest += grad[i] * row[i + k];
-        for (int64_t lane = 0; lane < L::count; ++lane) rest += sum[k][lane];
+        for (int lane = 0; lane < kLanes<A>; ++lane) rest += sum[k][lane];
         sums[k] += rest;
     }
 }

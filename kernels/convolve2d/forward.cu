@@ -152,26 +152,15 @@ __global__ void __launch_bounds__(kThreads)
     });
 }
 
-template <int K>
-void launch_convolve(Fixed<K>, const Convolve2dParams& p, unsigned blocks, unsigned across,
-                     unsigned down, cudaStream_t stream) {
-    fixed_kernel<K><<<blocks, kThreads, 0, stream>>>(p, across, down);
-}
-template <typename A>
-void launch_convolve(A, const Convolve2dParams& p, unsigned blocks, unsigned across, unsigned down,
-                     cudaStream_t stream) {
-    any_kernel<A><<<blocks, kThreads, 0, stream>>>(p, across, down);
-}
-
 const char* convolve2d_cuda(const Convolve2dParams* p, void* stream) {
-    const char* error = nullptr;
-    by_size<9>(*p, [&](auto size, int64_t columns) {
-        const int64_t across = ceil_div(columns, kTileColumns), down = ceil_div(p->OH, kTileRows);
-        if (double(across) * down * p->N > kMostBlocks) return void(error = kTooMany);
-        launch_convolve(size, *p, unsigned(p->N * across * down), unsigned(across), unsigned(down),
-                        static_cast<cudaStream_t>(stream));
+    return by_tiles<9>(*p, p->N, 1, [&](auto size, unsigned across, unsigned down, unsigned tiles) {
+        const auto on = static_cast<cudaStream_t>(stream);
+        using Size = decltype(size);
+        if constexpr (std::is_empty_v<Size>)
+            fixed_kernel<Size::kTaps><<<tiles, kThreads, 0, on>>>(*p, across, down);
+        else
+            any_kernel<Size><<<tiles, kThreads, 0, on>>>(*p, across, down);
     });
-    return error ? error : launch_error();
 }
 
 const char* convolve2d_fold_cuda(const Convolve2dParams* p, void* stream) {

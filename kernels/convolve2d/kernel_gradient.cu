@@ -173,32 +173,20 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ C
     if (threadIdx.x % 32 == 0) store_tap(p, tap, sum);
 }
 
-template <int K>
-void launch_parts(Fixed<K>, const Convolve2dParams& p, unsigned blocks, unsigned across,
-                  unsigned down, unsigned tiles, cudaStream_t stream) {
-    fixed_parts<K><<<blocks, kThreads, 0, stream>>>(p, across, down, tiles);
-}
-template <typename A>
-void launch_parts(A, const Convolve2dParams& p, unsigned blocks, unsigned across, unsigned down,
-                  unsigned tiles, cudaStream_t stream) {
-    any_parts<A><<<blocks, kThreads, 0, stream>>>(p, across, down, tiles);
-}
-
 const char* convolve2d_parts_cuda(const Convolve2dParams* p, void* stream) {
-    const char* error = nullptr;
-    by_size<5>(*p, [&](auto size, int64_t columns) {
-        const int64_t across = ceil_div(columns, kTileColumns), down = ceil_div(p->OH, kTileRows);
-        const int64_t chunks = sizeof(size) > 1  // Fixed is empty and takes all taps at once
-                                   ? ceil_div(p->kh, kChunk) * ceil_div(p->kw, kChunk)
-                                   : 1;
-        if (double(across) * down * (p->N / p->G) > kMostBlocks ||
-            double(chunks) * p->G * p->splits > kMostBlocks)
-            return void(error = kTooMany);
-        launch_parts(size, *p, unsigned(chunks * p->G * p->splits), unsigned(across),
-                     unsigned(down), unsigned(p->N / p->G * across * down),
-                     static_cast<cudaStream_t>(stream));
-    });
-    return error ? error : launch_error();
+    const int64_t parts = p->G * p->splits, images = p->N / p->G;
+    const int64_t chunks = ceil_div(p->kh, kChunk) * ceil_div(p->kw, kChunk);
+    return by_tiles<5>(
+        *p, images, parts * chunks, [&](auto size, unsigned across, unsigned down, unsigned tiles) {
+            const auto on = static_cast<cudaStream_t>(stream);
+            using Size = decltype(size);
+            if constexpr (std::is_empty_v<Size>)
+                fixed_parts<Size::kTaps>
+                    <<<unsigned(parts), kThreads, 0, on>>>(*p, across, down, tiles);
+            else
+                any_parts<Size>
+                    <<<unsigned(parts * chunks), kThreads, 0, on>>>(*p, across, down, tiles);
+        });
 }
 
 const char* convolve2d_sum_cuda(const Convolve2dParams* p, void* stream) {

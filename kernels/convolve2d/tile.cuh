@@ -1,5 +1,7 @@
 // What the CUDA kernels of convolve2d share: tiles of the input in shared memory.
 #pragma once
+#include <type_traits>
+
 #include "convolve2d.h"
 #include "short.cuh"
 #include "vector.cuh"
@@ -157,7 +159,8 @@ struct TilePlace {
 /// A known kernel size: the input tile spans [x - 4, x + 68) around its outputs' centres.
 template <int K>
 struct Fixed {
-    static constexpr int kHalf = K / 2, kTile = kTileRows + K - 1, kPitch = kTileColumns + 8;
+    static constexpr int kTaps = K, kHalf = K / 2, kTile = kTileRows + K - 1,
+                         kPitch = kTileColumns + 8;
     static_assert(K % 2 == 1 && kHalf <= 4, "the halo is one word of 4 values on each side");
 
     /// What the first tile holds in front of the first output.
@@ -189,20 +192,28 @@ __device__ inline A sum_over_warp(A x) {
     return x;
 }
 
-/// Runs `body(size, columns)`: `size` is Fixed<K> where a kernel is compiled for these taps, up to
-/// `most` of them along an axis, else a float or double; `columns`, those of all tiles of an image.
-template <int kMost, typename Body>
-inline void by_size(const Convolve2dParams& p, const Body& body) {
-    if (p.dtype == DType::kDouble) return body(double{}, p.OW);
-    const auto fixed = [&](auto size) { body(size, p.OW + size.lead(p)); };
+constexpr int64_t kMostBlocks = 0x7fffffff;
+
+/// Calls `launch(size, across, down, tiles)` where tiles of so many images, and `blocks`, can be
+/// numbered: `size` is Fixed<K> where a kernel is compiled for these taps, up to `kMost` of them
+/// along an axis, else a float or double. Null, or the error's text.
+template <int kMost, typename Launch>
+inline const char* by_tiles(const Convolve2dParams& p, int64_t images, int64_t blocks,
+                            const Launch& launch) {
+    const auto with = [&](auto size, int64_t columns) {
+        const int64_t across = ceil_div(columns, kTileColumns), down = ceil_div(p.OH, kTileRows);
+        if (double(across) * down * images > kMostBlocks || blocks > kMostBlocks)
+            return "more tiles than one CUDA grid can hold";
+        launch(size, unsigned(across), unsigned(down), unsigned(images * across * down));
+        return launch_error();
+    };
+    const auto fixed = [&](auto size) { return with(size, p.OW + size.lead(p)); };
+    if (p.dtype == DType::kDouble) return with(double{}, p.OW);
     if (p.kh == p.kw && p.kw == 3) return fixed(Fixed<3>{});
     if (p.kh == p.kw && p.kw == 5) return fixed(Fixed<5>{});
     if constexpr (kMost > 5) {
         if (p.kh == p.kw && p.kw == 7) return fixed(Fixed<7>{});
         if (p.kh == p.kw && p.kw == 9) return fixed(Fixed<9>{});
     }
-    body(float{}, p.OW);
+    return with(float{}, p.OW);
 }
-
-constexpr int64_t kMostBlocks = 0x7fffffff;
-constexpr const char* kTooMany = "more tiles than one CUDA grid can hold";

@@ -26,10 +26,7 @@ class Steps {
     /// A field's element type: that of the input where it has not been copied.
     template <typename Body>
     void with_type(const Body& body) {
-        if (plan.copy || std::is_same_v<A, double> || p.dtype == DType::kFloat)
-            body(A());
-        else if constexpr (std::is_same_v<A, float>)
-            p.dtype == DType::kHalf ? body(Half()) : body(BFloat16());
+        plan.copy ? body(A()) : dispatch_to_A(body);
     }
     /// Finds the taps' places in a field, with 32 bits where they will do.
     void locate(const Field& f) {
@@ -351,13 +348,8 @@ class Steps {
         if (plan.planes) {
             for (int64_t i = all * begin / plan.pieces; i < last;) {
                 const int64_t b = i / blocks, stop = std::min(last, (b + 1) * blocks);
-                const PlanesPart part{b,
-                                      i % blocks * kBlock,
-                                      std::min(p.P, (stop - b * blocks) * kBlock),
-                                      true,
-                                      false,
-                                      {},
-                                      {}};
+                const int64_t until = std::min(p.P, (stop - b * blocks) * kBlock);
+                const PlanesPart part{b, i % blocks * kBlock, until, true, false, {}, {}};
                 grid_sample_planes_cpu(&p, &part);
                 i = stop;
             }

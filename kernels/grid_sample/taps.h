@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "grid_sample.h"
+#include "lanes.h"
 
 // Once compiled for all callers: a kernel file should take seconds.
 #define NOINLINE __attribute__((noinline))
@@ -140,19 +141,6 @@ NOINLINE void read_points(const T* __restrict from, const PointsView& view, int6
             copy(stride);
         i += run;
     }
-}
-
-/// L neighbouring values.
-template <typename A, int L>
-struct Lanes {
-    typedef A type __attribute__((vector_size(L * sizeof(A))));
-};
-
-template <typename V, typename A>
-V load_lanes(const A* from) {
-    V to;
-    memcpy(&to, from, sizeof(to));
-    return to;
 }
 
 /// What of one image is to be done by planes: see planes_cpu.cpp.

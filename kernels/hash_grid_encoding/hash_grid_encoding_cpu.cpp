@@ -29,7 +29,7 @@ struct Block {
     int count;
     uint32_t row[K][kBlock];
     A weight[K][kBlock];  // or, where points_gradient keeps them, products with grad_out
-    A place[D][kBlock], along[D][kBlock];
+    A place[D][kBlock], along[D][kBlock] = {};
 
     __attribute__((noinline)) Block(const HashGridParams& p, int64_t first, int64_t end)
         : begin(first), count(int(std::min<int64_t>(kBlock, end - first))) {
@@ -60,53 +60,27 @@ struct Block {
             else
                 for (int i = 0; i < count; ++i) row[k][i] = row_of(level, row[k][i]);
     }
-    /// Point i's corners. Inlined where it is used, it costs nothing.
-    Corners<D, A> corners(const HashGridParams& p, const HashLevel& level, int i) const {
-        Corners<D, A> c;
-        c.scale = level.scale;
-        c.directed = p.along != nullptr;
-        for (int d = 0; d < D; ++d) {
-            c.cell[d] = cell_[d][i];
-            c.place[d] = place[d][i];
-            c.along[d] = c.directed ? along[d][i] : A(0);
-        }
-        return c;
-    }
     __attribute__((noinline)) void weigh(const HashGridParams& p, const HashLevel& level) {
-        if (p.along) {
+        by_direction(p, [&](auto directed) {
             for (int k = 0; k < K; ++k)
-                for (int i = 0; i < count; ++i) weight[k][i] = corners(p, level, i).weight(k);
-            return;
-        }
-        for (int k = 0; k < K; ++k)
-            for (int i = 0; i < kBlock; ++i) {
-                A w = 1;
-                for (int d = 0; d < D; ++d) w *= k >> d & 1 ? place[d][i] : 1 - place[d][i];
-                weight[k][i] = w;
-            }
+                for (int i = 0; i < kBlock; ++i)
+                    weight[k][i] = corners(level, i, directed()).weight(k);
+        });
     }
     /// Adds sum_k slope(k, d) dot[k] to sums[d * step + i], the gradient to coordinate d of point
     /// i.
     __attribute__((noinline)) void add_slopes(const HashGridParams& p, const HashLevel& level,
                                               const A (*dot)[kBlock], A* sums, int64_t step) const {
-        for (int d = 0; d < D; ++d) {
-            A sum[kBlock] = {};
-            for (int k = 0; k < K; ++k) {
-                if (p.along) {
-                    for (int i = 0; i < count; ++i)
-                        sum[i] += corners(p, level, i).slope(k, d) * dot[k][i];
-                    continue;
-                }
-                const A sign = k >> d & 1 ? A(level.scale) : -A(level.scale);
-                for (int i = 0; i < kBlock; ++i) {
-                    A w = sign;
-                    for (int e = 0; e < D; ++e)
-                        if (e != d) w *= k >> e & 1 ? place[e][i] : 1 - place[e][i];
-                    sum[i] += w * dot[k][i];
-                }
+        by_direction(p, [&](auto directed) {
+#pragma GCC unroll 3
+            for (int d = 0; d < D; ++d) {
+                A sum[kBlock] = {};
+                for (int k = 0; k < K; ++k)
+                    for (int i = 0; i < kBlock; ++i)
+                        sum[i] += corners(level, i, directed()).slope(k, d) * dot[k][i];
+                for (int i = 0; i < count; ++i) sums[d * step + i] += sum[i];
             }
-            for (int i = 0; i < count; ++i) sums[d * step + i] += sum[i];
-        }
+        });
     }
 
   private:
@@ -115,6 +89,19 @@ struct Block {
     float x32_[D][kBlock] = {};
     double x64_[D][kBlock] = {};
 
+    /// Point i's corners, whose `directed` the compiler is to know: then they cost nothing, and the
+    /// loops on them are in vector registers.
+    Corners<D, A> corners(const HashLevel& level, int i, bool directed) const {
+        Corners<D, A> c;
+        c.scale = level.scale;
+        c.directed = directed;
+        for (int d = 0; d < D; ++d) c.place[d] = place[d][i], c.along[d] = along[d][i];
+        return c;
+    }
+    template <typename Body>
+    static void by_direction(const HashGridParams& p, const Body& body) {
+        p.along ? body(std::true_type()) : body(std::false_type());
+    }
     template <typename C>
     void locate(const C (&x)[D][kBlock], int d, const HashLevel& level) {
         for (int i = 0; i < kBlock; ++i) {
