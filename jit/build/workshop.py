@@ -31,6 +31,7 @@ from .slots import SLOTS
 _MOMENTARY = errno.EFAULT, errno.EAGAIN, errno.ENOMEM
 _starting = Lock()  # one at a time: it takes a millisecond or two
 _KEPT = 3  # objects of each source that stay for edits to come back to
+_NICE = 10  # of compilers that nobody waits for
 _OLD = 3600  # seconds after which a draft is certainly nobody's
 _KILLED = re.compile(r"\bKilled\b.*\bprogram\b|died due to signal 9\b|was ended by signal 9\b")
 _MEMORY = "it was killed twice; where memory is short, set MAX_JOBS=1"
@@ -119,13 +120,16 @@ class Workshop:
         each ends somebody's wait. Raises: CompileError once this workshop has been ended.
         """
         first = (float("-inf"),) if stage == "link" else ()
-        with SLOTS.take(lambda: (*self._rank()[:1], *first, *self._rank()[1:])):
+        with SLOTS.take(lambda: (*self._rank()[:1], *first, *self._rank()[1:])) as urgent:
             begun = time.perf_counter()
             with self._guard:
                 if self.ended:
                     raise CompileError("the build was ended")
                 process = self._start(command)
                 self._running.add(process)
+            if not urgent:  # the machine is for those who work on it, and wait
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PGRP, process.pid, _NICE)
             try:
                 out = process.communicate()[0].decode(errors="replace")
             finally:
