@@ -69,9 +69,9 @@ class Workshop:
         ended: `end` was called, so what fails from then on fails for that reason.
     """
 
-    def __init__(self, folder: Path, rank: Callable[[], tuple] = tuple, verbose: bool = False):
+    def __init__(self, folder: Path, rank: Callable[[], tuple] = tuple):
         folder.mkdir(mode=0o700, exist_ok=True)
-        self.folder, self._rank, self._verbose = folder, rank, verbose
+        self.folder, self._rank = folder, rank
         self.said: list[str] = []
         self.seconds: dict[str, float] = {}
         self.ended = False
@@ -136,10 +136,7 @@ class Workshop:
         if process.returncode < 0:
             out += f"{command[0]} was ended by signal {-process.returncode}\n"
         if note:
-            text = f"{shlex.join(command)}\n{out}"
-            self.said.append(text)
-            if self._verbose:
-                print(text, end="", flush=True)
+            self.said.append(f"{shlex.join(command)}\n{out}")
         return process.returncode, out
 
     def _start(self, command: list[str], tries: int = 3) -> subprocess.Popen:
