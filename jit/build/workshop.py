@@ -61,20 +61,14 @@ class Object:
 
 
 class Workshop:
-    """A work folder whose lock the caller holds.
-
-    Attributes:
-        said: every command that ran, and what it printed.
-        seconds: that compilers (`compile`) and linkers (`link`) have run, added up.
-        ended: `end` was called, so what fails from then on fails for that reason.
-    """
+    """A work folder whose lock the caller holds."""
 
     def __init__(self, folder: Path, rank: Callable[[], tuple] = tuple):
         folder.mkdir(mode=0o700, exist_ok=True)
         self.folder, self._rank = folder, rank
-        self.said: list[str] = []
-        self.seconds: dict[str, float] = {}
-        self.ended = False
+        self.said: list[str] = []  # every command that ran, and what it printed
+        self.seconds: dict[str, float] = {}  # of compilers, `compile`, and linkers, `link`
+        self.ended = False  # by `end`, which is why anything fails from then on
         self._running: set[subprocess.Popen] = set()
         self._guard = threading.Lock()
         _open.add(self)
@@ -101,10 +95,7 @@ class Workshop:
         return made
 
     def link(self, command: list[str], name: str) -> Path:
-        """Run a linker (`command` lacks `-o`); the product, under a name that is nobody else's.
-
-        The caller removes it. Raises: CompileError.
-        """
+        """Run a linker (`command` lacks `-o`); the product, which the caller removes."""
         draft = self._draft(name)
         status, said = self.run([*command, "-o", draft.name], "link")
         if status:
@@ -140,10 +131,7 @@ class Workshop:
         return process.returncode, out
 
     def _start(self, command: list[str], tries: int = 3) -> subprocess.Popen:
-        """Start a tool; again where a crowded machine refuses it for a moment.
-
-        Sandboxes have been seen to answer EFAULT where several threads start programs at once.
-        """
+        """Start a tool; again where a crowded machine, or EFAULT of a sandbox's, refuses it."""
         try:
             with _starting:
                 return subprocess.Popen(
