@@ -62,6 +62,16 @@ class Flags:
         return _filled(self.lines[kind], "", [], {_LINK: extra})
 
 
+def check_compiler(toolchain: Toolchain) -> None:
+    """Raise BuildError without a C++ compiler."""
+    if toolchain.cxx is None:
+        command = os.environ.get("CXX") or "c++"
+        raise BuildError(
+            f"no C++ compiler: `{command}` is not on PATH; install one "
+            "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
+        )
+
+
 def _filled(line: list[str], name: str, includes: list[str], parts: dict) -> list[str]:
     words: list[str] = []
     for word in line:

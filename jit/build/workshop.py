@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..cache.store import file_digest
+from ..errors import BuildError
 from ..machine.forks import Lock
 from .slots import SLOTS
 
@@ -186,6 +187,16 @@ class Workshop:
             for process in self._running:
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
+
+    def failure(self, name: str, causes: str, log: str) -> BuildError:
+        """Return the error of a build, with where all that was printed lies: in a file `log`."""
+        file = self.folder.parent / log
+        try:
+            file.write_text("\n".join(self.said))
+        except OSError:
+            return BuildError(f"{name} could not be built:\n{causes}", name)
+        where = f"The whole output is in {file}"
+        return BuildError(f"{name} could not be built:\n{causes}\n{where}", name, str(file))
 
     def _compile(self, job: Compile) -> Object | CompileError:
         """Make or find one object.
