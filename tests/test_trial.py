@@ -1,8 +1,6 @@
 """What a trial lets in and what it does not: of every operator, on every source file of it."""
 
-import os
 import shutil
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,42 +11,17 @@ from living import FORWARD, Living
 from torch import Tensor
 
 import loader
-from loader.jit.live.compare import compare
+from loader.jit.live.compare import Comparison
 from loader.jit.live.trial import Verdict
 
 UNITS = sorted(file.stem for file in (ROOT / "ops").glob("*.cpp"))
 
-# A compiler that keeps what it makes under a digest of what is left of a source without comments.
-# A comment changes nothing of that, so that an edit of a header costs no compilation.
-_COMPILER = f"""#!{sys.executable}
-import hashlib, os, shutil, subprocess, sys
-words, program = sys.argv[1:], os.path.basename(sys.argv[0])
-program = os.environ["REAL_NVCC"] if program == "nvcc" else program
-if "-c" not in words:
-    os.execvp(program, [program, *words])
-at = words.index("-o")
-made, rest = words[at + 1], [word for word in words[:at] + words[at + 2 :] if word != "-c"]
-done = subprocess.run([program, "-E", *rest], capture_output=True)
-left = [line for line in done.stdout.splitlines() if line.strip() and line[:2] != b"# "]
-digest = hashlib.sha256(repr((left, rest)).encode()).hexdigest()
-stored = os.path.join(os.path.dirname(sys.argv[0]), digest)
-if done.returncode or not os.path.exists(stored):
-    status = subprocess.run([program, *words]).returncode
-    if status:
-        sys.exit(status)
-    shutil.copyfile(made, stored)
-shutil.copyfile(stored, made)
-"""
-
 
 def living(folder, unit: str, **changes) -> Living:
-    """A process with one operator, in a copy of the sources; what it compiles it does once."""
+    """A process with one operator, in a copy of the sources; a comment costs no compilation."""
     checkout = Checkout(folder, only=unit)
-    for name in ("c++", "nvcc"):
-        (folder / name).write_text(_COMPILER)
-        (folder / name).chmod(0o755)
     given = checkout.environment
-    checkout.environment = lambda **more: given(CXX=folder / "c++", **changes, **more)
+    checkout.environment = lambda **more: given(**changes, **more)
     process = Living(checkout)
     process(f"import loader; loader.{unit}")
     return process
@@ -96,13 +69,7 @@ def test_a_comment_is_let_in_wherever_it_stands(unit, tmp_path):
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc on PATH")
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_comment_in_a_cuda_kernel_is_let_in(unit, tmp_path):
-    process = living(
-        tmp_path,
-        unit,
-        TORCH_CUDA_ARCH_LIST="9.0",
-        PYTORCH_NVCC=tmp_path / "nvcc",
-        REAL_NVCC=os.path.realpath(shutil.which("nvcc")),
-    )
+    process = living(tmp_path, unit, TORCH_CUDA_ARCH_LIST="9.0")
     try:
         edited = let_in_comments(process, unit, (".cu",))
     finally:
@@ -177,15 +144,21 @@ def test_a_harmless_formula_is_let_in(new, square):
         square.restore()
 
 
-def tried(unit: str, operator=None, reference=None, samples=None) -> Verdict:
-    """The verdict on something else in the place of an operator, its reference or its samples."""
+def tried(unit: str, operator=None, samples=None, prepared=False) -> Verdict:
+    """The verdict on something else in the place of an operator or its samples.
+
+    `prepared` as in a trial, where the reference is asked while the compiler runs.
+    """
     side = loader._session.module(unit)
     parts = {
         unit: operator or getattr(side, unit),
-        f"{unit}_reference": reference or getattr(side, f"{unit}_reference"),
+        f"{unit}_reference": getattr(side, f"{unit}_reference"),
         "samples": samples or side.samples,
     }
-    return compare(SimpleNamespace(**parts), unit, ["cpu"])
+    comparison = Comparison(SimpleNamespace(**parts), unit, ["cpu"])
+    if prepared:
+        comparison.prepare(lambda: False)
+    return comparison.verdict()
 
 
 def elementwise(change):
@@ -231,6 +204,17 @@ def other_strides(function):
     return operator
 
 
+def overwriting(function):
+    """Leaves zeros in its first argument."""
+
+    def operator(first, *others):
+        out = function(first, *others)
+        first.data.zero_()
+        return out
+
+    return operator
+
+
 class Twice(torch.autograd.Function):
     """The identity, whose second derivative is a thousandth too large."""
 
@@ -265,6 +249,7 @@ MISTAKES = {
     ),
     "strides of the argument": blind_to_strides,
     "strides of the result": other_strides,
+    "argument overwritten": overwriting,
     "second derivative": elementwise(Twice.apply),
 }
 
@@ -273,7 +258,7 @@ MISTAKES = {
 def test_mistakes_in_every_operator_are_refused(unit):
     right = getattr(loader, unit)
     for what, mistaken in MISTAKES.items():
-        verdict = tried(unit, mistaken(right))
+        verdict = tried(unit, mistaken(right), prepared=True)
         assert verdict.outcome == "wrong", f"{what}: {verdict}"
 
 
@@ -310,6 +295,22 @@ def test_torchs_own_grid_sample_is_let_in():
     assert verdict.outcome == "right", verdict
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_what_the_reference_gave_before_the_library_came_serves_once_it_is_there(unit):
+    side, asked = loader._session.module(unit), []
+
+    def reference(*arguments):
+        asked.append(arguments)
+        return getattr(side, f"{unit}_reference")(*arguments)
+
+    parts = {unit: getattr(side, unit), f"{unit}_reference": reference, "samples": side.samples}
+    comparison = Comparison(SimpleNamespace(**parts), unit, ["cpu"])
+    comparison.prepare(lambda: False)
+    before = len(asked)
+    assert comparison.verdict() == tried(unit)
+    assert len(asked) - before <= before // 4
+
+
 def dot(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum()
 
@@ -326,9 +327,9 @@ def pairs(device):
 
 def test_a_sum_in_another_order_is_let_in_and_one_without_a_term_is_not():
     module = SimpleNamespace(dot_reference=dot, samples=pairs, dot=one_after_the_other)
-    assert compare(module, "dot", ["cpu"]).outcome == "right"
+    assert Comparison(module, "dot", ["cpu"]).verdict().outcome == "right"
     module.dot = lambda x, y: dot(x[1:], y[1:])
-    assert compare(module, "dot", ["cpu"]).outcome == "wrong"
+    assert Comparison(module, "dot", ["cpu"]).verdict().outcome == "wrong"
 
 
 def test_levels_of_integers_may_differ_by_one_next_to_a_tie_alone():
@@ -339,7 +340,7 @@ def test_levels_of_integers_may_differ_by_one_next_to_a_tie_alone():
         module = SimpleNamespace(
             level_reference=level, samples=lambda device: [(x,)], level=function
         )
-        return compare(module, "level", ["cpu"]).outcome
+        return Comparison(module, "level", ["cpu"]).verdict().outcome
 
     ties = (torch.arange(255) + 0.5) / 255
     other = lambda x: (x * 255).add(0.5).mul(1 - 1e-7).floor().to(torch.uint8)  # noqa: E731
@@ -383,7 +384,7 @@ def test_what_cannot_be_compared_is_told_of():
         def backward(ctx, grad):
             return 2 * grad * ctx.saved_tensors[0]
 
-    verdict = compare(
+    verdict = Comparison(
         SimpleNamespace(
             once=Once.apply,
             once_reference=lambda x: x * x,
@@ -391,7 +392,7 @@ def test_what_cannot_be_compared_is_told_of():
         ),
         "once",
         ["cpu"],
-    )
+    ).verdict()
     assert verdict.outcome == "right", verdict
     notes = "\n".join(verdict.notes)
     for said in ("second derivatives were not compared", "other strides", "emptied"):

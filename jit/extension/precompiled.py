@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ..build.locks import close_lock, open_lock
 from ..build.workshop import Workshop
+from ..cache.lock import lock_of
 from ..cache.store import file_digest
 from ..machine import files
 
@@ -40,8 +40,7 @@ class Precompiled:
         None where the compiler cannot make it, or refuses it: it was not made for its flags.
         """
         # Shared while in use, so that nobody removes it; alone while it is being made.
-        lock = open_lock(self._folder)
-        try:
+        with contextlib.closing(lock_of(self._folder)) as lock:
             for _ in range(2):  # once more with a header made anew, where it proves damaged
                 if not self._is_made(lock.descriptor):
                     return None
@@ -60,8 +59,6 @@ class Precompiled:
                 if not self._is_sound():  # else another process has made it meanwhile
                     shutil.rmtree(self._folder, ignore_errors=True)
             return None
-        finally:
-            close_lock(lock)
 
     def _is_made(self, lock: int) -> bool:
         """Make it, or wait for the process that does; False where the compiler cannot."""

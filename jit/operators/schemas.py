@@ -9,6 +9,7 @@ is called. The library itself leaves out what is declared already (include/torch
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,10 +37,14 @@ def note(layer: Path, unit: str, key: str, belongs: Callable[[str], bool]) -> No
     known = files.read_record(layer / _RECORD) or {}
     if known.get(unit, [""])[0] == key:
         return
+    files.write_record(layer / _RECORD, known | {unit: [key, known_to_torch(belongs)]})
+
+
+def known_to_torch(belongs: Callable[[str], bool]) -> list[str]:
+    """Return the schemas of our operators that torch has now, of whose names `belongs` is true."""
     names = (name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
     ours = {name for name in names if name.startswith("octet::") and belongs(name[7:])}
-    schemas = [str(s) for name in ours for s in torch._C._jit_get_schemas_for_operator(name)]
-    files.write_record(layer / _RECORD, known | {unit: [key, sorted(schemas)]})
+    return sorted(str(s) for name in ours for s in torch._C._jit_get_schemas_for_operator(name))
 
 
 def declare(schemas: dict[str, list[str]], load: Callable[[str], object]) -> None:
@@ -49,8 +54,9 @@ def declare(schemas: dict[str, list[str]], load: Callable[[str], object]) -> Non
         library = torch._C._dispatch_library("FRAGMENT", "octet", "")
         kernels = torch._C._dispatch_library("IMPL", "octet", "CompositeExplicitAutograd")
         for schema in found:
-            library.define(schema.removeprefix("octet::"))
-            name = schema.removeprefix("octet::").partition("(")[0]
+            short = schema.removeprefix("octet::")
+            name = short.partition("(")[0]
+            library.define(short)
             kernels.impl(name, "CompositeExplicitAutograd", _stand_in(unit, name, load))
             _names.append(name)
         _schemas.append(library)
@@ -70,7 +76,7 @@ def withdraw(unit: str) -> None:
 
 
 def _stand_in(unit: str, name: str, load: Callable[[str], object]) -> Callable:
-    def kernel(*args, **named):
+    def kernel(*args: Any, **named: Any) -> Any:
         load(unit)
         return getattr(torch.ops.octet, name).default(*args, **named)
 
