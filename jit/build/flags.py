@@ -60,6 +60,16 @@ class Flags:
         return _filled(self.lines[_linked(standalone) + "+cuda" * with_cuda], extra)
 
 
+def check_compiler(toolchain: Toolchain) -> None:
+    """Raise BuildError without a C++ compiler."""
+    if toolchain.cxx is None:
+        command = os.environ.get("CXX") or "c++"
+        raise BuildError(
+            f"no C++ compiler: `{command}` is not on PATH; install one "
+            "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
+        )
+
+
 def _linked(standalone: bool) -> str:
     return "program" if standalone else "link"
 

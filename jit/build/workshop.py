@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ..cache.lock import lock_of
 from ..cache.store import file_digest, remove
+from ..errors import BuildError
 from ..machine.forks import Lock
 from .slots import SLOTS
 
@@ -163,6 +164,16 @@ class Workshop:
 
     def _draft(self, name: str) -> Path:
         return self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}"
+
+    def failure(self, name: str, causes: str, log: str) -> BuildError:
+        """Return the error of a build, with where all that was printed lies: in a file `log`."""
+        file = self.folder.parent / log
+        try:
+            file.write_text("\n".join(self.said))
+        except OSError:
+            return BuildError(f"{name} could not be built:\n{causes}", name)
+        where = f"The whole output is in {file}"
+        return BuildError(f"{name} could not be built:\n{causes}\n{where}", name, str(file))
 
     def _compile(self, job: Compile) -> Object | CompileError:
         """Make or find one object.
