@@ -6,9 +6,12 @@
 
 #ifdef __CUDACC__
 #define HD __host__ __device__
+#define HD_ONCE HD __noinline__
 #else
 #define HD
+#define HD_ONCE
 #endif
+// HD_ONCE: what is long and seldom run is compiled once for each kernel and not for each use.
 #define OCTET_KERNEL extern "C" __attribute__((visibility("hidden")))
 
 /// Element types of every operator; `include/torch/glue.h` maps torch's onto them.

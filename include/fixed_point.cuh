@@ -55,36 +55,31 @@ struct Strided {
     int dims;
     int64_t size[5], stride[5];
 
-    __device__ double at(int64_t i) const {
-        switch (dtype) {
-            case DType::kFloat: return static_cast<const float*>(data)[i];
-            case DType::kDouble: return static_cast<const double*>(data)[i];
-            case DType::kHalf: return load(static_cast<const Half*>(data)[i]);
-            default: return load(static_cast<const BFloat16*>(data)[i]);
+    __device__ double at(int64_t i) const { return load_as<double>(dtype, data, i); }
+    /// Where element i lies. Not inlined: the divisions would be there for each of many at a time.
+    __device__ __noinline__ int64_t offset(int64_t i) const {
+        int64_t at = 0;
+#pragma unroll 1
+        for (int d = dims - 1; d >= 0; --d) {
+            at += i % size[d] * stride[d];
+            i /= size[d];
         }
+        return at;
     }
 };
 
 constexpr int kFixedPointThreads = 256;
 
-/// The greatest finite magnitude, as a double's bits, which are ordered as it is.
-static __global__ void __launch_bounds__(kFixedPointThreads)
-    largest_kernel(const __grid_constant__ Strided x, int64_t count, bool dense,
-                   unsigned long long* largest) {
+/// The greatest finite magnitude, as a double's bits, which are ordered as it is. A template, as
+/// `find_largest` is: compiled where it is used and not wherever there are sums.
+template <typename Bits>
+__global__ void __launch_bounds__(kFixedPointThreads)
+    largest_kernel(const __grid_constant__ Strided x, int64_t count, bool dense, Bits* largest) {
     const int64_t step = int64_t(gridDim.x) * kFixedPointThreads;
     double most = 0;
 #pragma unroll 4
     for (int64_t i = int64_t(blockIdx.x) * kFixedPointThreads + threadIdx.x; i < count; i += step) {
-        int64_t at = i;
-        if (!dense) {
-            int64_t rest = i;
-            at = 0;
-            for (int d = x.dims - 1; d >= 0; --d) {
-                at += rest % x.size[d] * x.stride[d];
-                rest /= x.size[d];
-            }
-        }
-        const double magnitude = fabs(x.at(at));
+        const double magnitude = fabs(x.at(dense ? i : x.offset(i)));
         if (magnitude <= 0x1.fffffffffffffp1023) most = fmax(most, magnitude);
     }
     for (int mask = 16; mask > 0; mask /= 2) most = fmax(most, __shfl_xor_sync(~0u, most, mask));
@@ -92,7 +87,8 @@ static __global__ void __launch_bounds__(kFixedPointThreads)
 }
 
 /// Step 1. `largest` is the first word of the memory, and zeroed.
-inline void find_largest(const Strided& x, unsigned long long* largest, cudaStream_t stream) {
+template <typename Bits>
+inline void find_largest(const Strided& x, Bits* largest, cudaStream_t stream) {
     int64_t count = 1;
     bool dense = true;
     for (int d = x.dims - 1; d >= 0; --d) {

@@ -17,8 +17,10 @@ enum class Padding : int32_t { kZeros, kBorder, kReflection };
 struct PointsView {
     int64_t count[2], stride[3];  // of the middle and the innermost dimension; in elements
 
-    HD int64_t at(int64_t p) const {
-        if (p < count[1]) return p * stride[2];
+    HD int64_t at(int64_t p) const { return p < count[1] ? p * stride[2] : beyond_first_row(p); }
+
+  private:
+    HD_ONCE int64_t beyond_first_row(int64_t p) const {
         const int64_t row = p / count[1], x = p % count[1];
         return row / count[0] * stride[0] + row % count[0] * stride[1] + x * stride[2];
     }
@@ -106,22 +108,23 @@ HD inline bool is_odd(A lengths) {
 #endif
 }
 
-/// Mirrored at the borders (with corners aligned at the outermost pixels' centres, else at their
-/// edges) until it lies between; `slope` gets the sign of the movement.
+/// A position, and the sign of its movement with the one that it was made of.
 template <typename A>
-HD inline A reflected(A x, A size, bool align_corners, A& slope) {
+struct Moved {
+    A at, slope;
+};
+
+/// Mirrored at the borders (with corners aligned at the outermost pixels' centres, else at their
+/// edges) until it lies between.
+template <typename A>
+HD_ONCE inline Moved<A> reflected(A x, A size, bool align_corners) {
     const A low = align_corners ? A(0) : A(-0.5), span = align_corners ? size - 1 : size;
-    slope = 0;
-    if (span == 0) return 0;
+    if (span == 0) return {0, 0};
     x -= low;
-    slope = x < 0 ? A(-1) : A(1);
+    const A slope = x < 0 ? A(-1) : A(1);
     x = fabs(x);
     const A rest = fmod(x, span);
-    if (is_odd(x / span)) {
-        slope = -slope;
-        return span - rest + low;
-    }
-    return rest + low;
+    return is_odd(x / span) ? Moved<A>{span - rest + low, -slope} : Moved<A>{rest + low, slope};
 }
 
 /// A position moved into the image as `padding` says. Zeros leave it where it is.
@@ -129,7 +132,10 @@ HD inline A reflected(A x, A size, bool align_corners, A& slope) {
 template <typename A>
 HD inline A padded(A x, A size, Padding padding, bool align_corners, A* slope) {
     A sign = 1;
-    if (padding == Padding::kReflection) x = reflected(x, size, align_corners, sign);
+    if (padding == Padding::kReflection) {
+        const Moved<A> mirrored = reflected(x, size, align_corners);
+        x = mirrored.at, sign = mirrored.slope;
+    }
     if (padding != Padding::kZeros) {
         const A last = size - 1;
         if (x <= 0 || (x != x && !slope)) {

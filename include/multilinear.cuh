@@ -13,6 +13,7 @@
 // No atomics: every sum has a fixed order, so each run gives the same bits.
 #pragma once
 #include "multilinear.h"
+#include "short.cuh"
 #include "vector.cuh"
 
 constexpr int kThreads = 128;
@@ -36,17 +37,18 @@ __global__ void __launch_bounds__(kThreads) forward_wide(MultilinearParams p, in
         for (int k = 0; k < K; ++k) {
             const A w = at.weight(k);
 #pragma unroll
-            for (int i = 0; i < V; ++i) acc[i] += w * load(corner[k].at[i]);
+            for (int i = 0; i < V; ++i) acc[i] += w * value_of(corner[k].at[i], p.dtype);
         }
 #pragma unroll
-        for (int i = 0; i < V; ++i) sums.at[i] = store<T>(acc[i]);
+        for (int i = 0; i < V; ++i) sums.at[i] = stored<T>(acc[i], p.dtype);
         store_vector(out + f, sums);
     }
 }
 
 /// Both gradients in one pass: grad_out is read once. `kPoints`: the one to points is asked for.
 template <typename Cell, typename T, int V, bool kPoints>
-__global__ void __launch_bounds__(kThreads) backward_wide(MultilinearParams p, int columns) {
+__global__ void __launch_bounds__(kThreads, V == 8 && kPoints ? 6 : 1)
+    backward_wide(MultilinearParams p, int columns) {
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
     // Threads past the last point do its work again, without storing: the sums below need whole
@@ -69,16 +71,17 @@ __global__ void __launch_bounds__(kThreads) backward_wide(MultilinearParams p, i
         if (p.grad_out_stride[1] == 1) {
             const auto row = load_vector<T, V>(grad_out + f);
 #pragma unroll
-            for (int i = 0; i < V; ++i) g[i] = load(row.at[i]);
+            for (int i = 0; i < V; ++i) g[i] = value_of(row.at[i], p.dtype);
         } else {
 #pragma unroll
-            for (int i = 0; i < V; ++i) g[i] = load(grad_out[(f + i) * p.grad_out_stride[1]]);
+            for (int i = 0; i < V; ++i)
+                g[i] = value_of(grad_out[(f + i) * p.grad_out_stride[1]], p.dtype);
         }
         if constexpr (kPoints) {
 #pragma unroll
             for (int k = 0; k < K; ++k)
 #pragma unroll
-                for (int i = 0; i < V; ++i) dot[k] += g[i] * load(corner[k].at[i]);
+                for (int i = 0; i < V; ++i) dot[k] += g[i] * value_of(corner[k].at[i], p.dtype);
         }
         if (p.grad_feats && own == n) {
             T* grad_feats = static_cast<T*>(p.grad_feats) + n * K * p.F + f;
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) backward_wide(MultilinearParams p, i
             for (int k = 0; k < K; ++k) {
                 const A w = at.weight(k);
 #pragma unroll
-                for (int i = 0; i < V; ++i) corner[k].at[i] = store<T>(w * g[i]);
+                for (int i = 0; i < V; ++i) corner[k].at[i] = stored<T>(w * g[i], p.dtype);
                 store_vector(grad_feats + k * p.F, corner[k]);
             }
         }
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) backward_flat(MultilinearParams p, i
         Vector<T, V> x = load_vector<T, V>(grad_out + f);
         const A w = Position<Cell, A>(p, n).weight(int(row) & ((1 << Cell::D) - 1));
 #pragma unroll
-        for (int v = 0; v < V; ++v) x.at[v] = store<T>(w * load(x.at[v]));
+        for (int v = 0; v < V; ++v) x.at[v] = stored<T>(w * value_of(x.at[v], p.dtype), p.dtype);
         store_vector(static_cast<T*>(p.grad_feats) + i * V, x);
     }
 }
@@ -184,7 +187,8 @@ struct OwnCell {
 };
 
 template <typename Cell, typename T, int F>
-__global__ void __launch_bounds__(kThreads) forward_narrow(MultilinearParams p) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 && F == 8 ? 10 : 1)
+    forward_narrow(MultilinearParams p) {
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
     using Own = OwnCell<T, K, F>;
@@ -201,16 +205,17 @@ __global__ void __launch_bounds__(kThreads) forward_narrow(MultilinearParams p) 
     for (int k = 0; k < K; ++k) {
         const A w = at.weight(k);
 #pragma unroll
-        for (int f = 0; f < F; ++f) acc[f] += w * load(cell.at(k, f));
+        for (int f = 0; f < F; ++f) acc[f] += w * value_of(cell.at(k, f), p.dtype);
     }
     Vector<T, F> sums;
 #pragma unroll
-    for (int f = 0; f < F; ++f) sums.at[f] = store<T>(acc[f]);
+    for (int f = 0; f < F; ++f) sums.at[f] = stored<T>(acc[f], p.dtype);
     static_cast<Vector<T, F>*>(p.out)[n] = sums;
 }
 
 template <typename Cell, typename T, int F, bool kPoints>
-__global__ void __launch_bounds__(kThreads) backward_narrow(MultilinearParams p) {
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 && F == 8 ? (kPoints ? 8 : 12) : 1)
+    backward_narrow(MultilinearParams p) {
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
     using Own = OwnCell<T, K, F>;
@@ -223,7 +228,7 @@ __global__ void __launch_bounds__(kThreads) backward_narrow(MultilinearParams p)
     const T* grad_out = static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0];
     A g[F];
 #pragma unroll
-    for (int f = 0; f < F; ++f) g[f] = load(grad_out[f * p.grad_out_stride[1]]);
+    for (int f = 0; f < F; ++f) g[f] = value_of(grad_out[f * p.grad_out_stride[1]], p.dtype);
     Own cell;
     if constexpr (kPoints) {
         tile.fetch(static_cast<const T*>(p.feats) + first * K * F, count);
@@ -232,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) backward_narrow(MultilinearParams p)
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
-            for (int f = 0; f < F; ++f) dot[k] += g[f] * load(cell.at(k, f));
+            for (int f = 0; f < F; ++f) dot[k] += g[f] * value_of(cell.at(k, f), p.dtype);
 #pragma unroll
         for (int axis = 0; axis < Cell::D; ++axis) {
             A sum = 0;
@@ -246,7 +251,7 @@ __global__ void __launch_bounds__(kThreads) backward_narrow(MultilinearParams p)
         for (int k = 0; k < K; ++k) {
             const A w = at.weight(k);
 #pragma unroll
-            for (int f = 0; f < F; ++f) cell.at(k, f) = store<T>(w * g[f]);
+            for (int f = 0; f < F; ++f) cell.at(k, f) = stored<T>(w * g[f], p.dtype);
         }
         // A thread overwrites no cell but its own, which it has read.
         cell.put(tile);
@@ -271,12 +276,14 @@ inline bool fits(const MultilinearParams& p, int V) {
 template <typename Cell, typename T, int V>
 inline const char* launch_wide(const MultilinearParams& p, cudaStream_t stream) {
     const int64_t row = p.F / V;
-    if (V > 1 && !p.grad_points && !p.out && (row & (row - 1)) == 0 && p.grad_out_stride[1] == 1) {
-        int log_row = 0;
-        while (int64_t(1) << log_row < row) ++log_row;
-        const int64_t blocks = ceil_div((p.N << Cell::D) * row, kThreads * kFlatVectors);
-        backward_flat<Cell, T, V><<<unsigned(blocks), kThreads, 0, stream>>>(p, log_row);
-        return launch_error();
+    if constexpr (V > 1) {
+        if (!p.grad_points && !p.out && (row & (row - 1)) == 0 && p.grad_out_stride[1] == 1) {
+            int log_row = 0;
+            while (int64_t(1) << log_row < row) ++log_row;
+            const int64_t blocks = ceil_div((p.N << Cell::D) * row, kThreads * kFlatVectors);
+            backward_flat<Cell, T, V><<<unsigned(blocks), kThreads, 0, stream>>>(p, log_row);
+            return launch_error();
+        }
     }
     const int most = p.grad_points ? 32 : kThreads;  // sums over a point's features stay in a warp
     int columns = 1;
@@ -334,7 +341,6 @@ inline const char* multilinear_cuda(const MultilinearParams& p, void* stream) {
 template <typename Cell>
 inline const char* multilinear_16bit_cuda(const MultilinearParams& p, void* stream) {
     const auto queue = static_cast<cudaStream_t>(stream);
-    return p.dtype == DType::kHalf ? launch_elements<Cell, Half>(p, queue)
-                                   : launch_elements<Cell, BFloat16>(p, queue);
+    return launch_elements<Cell, Short>(p, queue);
 }
 inline bool is_16bit(DType dtype) { return dtype == DType::kHalf || dtype == DType::kBFloat16; }

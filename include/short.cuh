@@ -2,11 +2,17 @@
 // kernels that are compiled for two types of storage and not three compile in three quarters of the
 // time.
 #pragma once
+#include <type_traits>
+
 #include "common.h"
 
 struct Short {
     uint16_t bits;
 };
+/// What such kernels are compiled for: Short for either 16-bit type.
+template <typename T>
+using Stored = std::conditional_t<sizeof(T) == 2, Short, T>;
+
 template <typename T>
 __device__ inline Acc<T> value_of(T x, DType) {
     return load(x);

@@ -14,8 +14,8 @@ import shutil
 import threading
 from collections.abc import Callable
 
-from ..build.locks import close_lock, open_lock
 from ..build.workshop import Workshop
+from ..cache.lock import lock_of
 from ..cache.store import file_digest
 from ..machine import files
 
@@ -39,7 +39,7 @@ class Precompiled:
         self._made = self._folder / ("torch.h.pch" if clang else "torch.h.gch")
         self.use = ["-include-pch", str(self._made)] if clang else ["-include", str(header)]
         # Shared while in use, so that nobody removes it; alone while it is being made.
-        self._lock = open_lock(self._folder)
+        self._lock = lock_of(self._folder)
 
     def made(self) -> bool:
         """Make it, or wait for the process that does; False where the compiler cannot."""
@@ -74,7 +74,7 @@ class Precompiled:
 
     def close(self) -> None:
         """Let others remove it."""
-        close_lock(self._lock)
+        self._lock.close()
 
     def _make(self) -> bool:
         self._folder.mkdir(mode=0o700, exist_ok=True)

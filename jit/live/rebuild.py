@@ -7,18 +7,14 @@ compilation of that file and a link, of the library that takes the place of the 
 
 import os
 import re
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from ..build.engine import work_folder
-from ..build.locks import locked_workshop
-from ..build.workshop import Compile, CompileError
+from ..build.workshop import Compile, CompileError, behind, locked_workshop
 from ..cache.key import key
 from ..cache.store import Store, cannot_write, make_private
 from ..errors import BuildError
@@ -112,24 +108,10 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 seconds=time.perf_counter() - begun,
                 compiled={o.source: o.seconds for o in made},
                 resources=_resources("\n".join(o.said for o in made)),
-                _link=_begun(partial(recipe.link, shop, objects)),
+                _link=behind(recipe.link, shop, objects),
                 _close=stack.pop_all(),
             )
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)
-
-
-def _begun(link: Callable[[], Path]) -> Future:
-    """Have something linked meanwhile, in a thread that an interpreter's end does not wait for."""
-    future: Future = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(link())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def swap_object(session: Session) -> Path:

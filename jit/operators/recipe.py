@@ -13,10 +13,16 @@ from ..cache.store import Store
 from ..errors import BuildError
 from ..errors.diagnose import explain_failure
 from ..machine.sources import HOME, Sources, Unit
-from ..machine.toolchain import Toolchain
+from ..machine.toolchain import NATIVE, Toolchain
 
 # Has ptxas tell registers and spills of each kernel, which `loader.reload()` shows.
 _TELL_RESOURCES = ["-Xptxas", "-v"]
+# libstdc++'s <cmath> without C++17's Bessel functions and their like, which nvcc would read three
+# times for each source, but with the <limits> that they bring along.
+_NO_SPECIAL_FUNCTIONS = ["-include", "limits", "-D_GLIBCXX_BITS_SPECFUN_H"]
+# An operator's loops are in kernels/. With -march=native torch's headers have those of all vector
+# instructions; with these the sources in ops/ take little more than half as long.
+_GLUE = "-O1"
 
 
 class OperatorRecipe:
@@ -27,6 +33,7 @@ class OperatorRecipe:
         self._unit, self._toolchain, self._store = unit, toolchain, store
         self.sources = built_sources(unit, toolchain)
         self._with_cuda = any(source.endswith(".cu") for source in self.sources)
+        self._flags = partial(flags.of, toolchain, store.path.parent / "work")
 
     def inputs(self) -> dict:
         """Return the manifest of the sources as they are now."""
@@ -52,7 +59,8 @@ class OperatorRecipe:
 
     def objects(self, workshop: Workshop) -> list[Object]:
         """Compile what is not there yet; all objects, in the order of the sources."""
-        return workshop.compile(self._compile(source) for source in self._longest_first())
+        longest_first = sorted(self.sources, key=self._cost, reverse=True)
+        return workshop.compile(map(self._compile, longest_first))
 
     def link(self, workshop: Workshop, objects: list[Object], *more: str) -> Path:
         """Link these objects, and `more`, to a library under a name of its own."""
@@ -67,21 +75,13 @@ class OperatorRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, where they are, and where the whole output lies."""
-        name, log = self.label, workshop.folder.parent / f"{self.label}.log"
-        where = ""
+        log, where = workshop.folder.parent / f"{self.label}.log", ""
         with contextlib.suppress(OSError):
             log.write_text("\n".join(workshop.said))
             where = f"\nThe whole output is in {log}"
         causes = explain_failure(output, self._unit.root, self.sources)
-        return BuildError(
-            f"{name} could not be built:\n{causes}{where}", name, str(log) if where else None
-        )
-
-    def _flags(self) -> flags.Flags:
-        return flags.of(self._toolchain, self._store.path.parent / "work")
-
-    def _read(self) -> Sources:
-        return Sources(self._unit.root, self._toolchain.header_folders)
+        message = f"{self.label} could not be built:\n{causes}{where}"
+        return BuildError(message, self.label, str(log) if where else None)
 
     def cost(self) -> int:
         """Return a guess at the work, by the size of the sources: nvcc takes longest."""
@@ -91,25 +91,26 @@ class OperatorRecipe:
         more = 100_000 if source.endswith(".cu") else 0
         return (self._unit.root / source).stat().st_size + more
 
-    def _longest_first(self) -> list[str]:
-        return sorted(self.sources, key=self._cost, reverse=True)
-
     def _compile(self, source: str) -> Compile:
         toolchain, found, root = self._toolchain, self._flags(), self._unit.root
         includes = [str(at / "include") for at in dict.fromkeys((root, HOME))]
         define = ["-DOCTET_CUDA"] if self._with_cuda else []
         if source.endswith(".cu"):
-            own = [*toolchain.cuda_flags, *_TELL_RESOURCES, *define]
+            own = [*toolchain.cuda_flags, *_TELL_RESOURCES, *_NO_SPECIAL_FUNCTIONS, *define]
             command = toolchain.command("PYTORCH_NVCC")
             if host := os.environ.get("CC"):
                 command += ["-ccbin", host]
             command += found.cuda(self.unit, includes, own)
         else:
-            own = [*toolchain.cflags, *found.quicker, *define]
+            cflags = toolchain.cflags
+            if source.startswith("ops/"):
+                cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
+            own = [*cflags, *found.quicker, *define]
             command = toolchain.command("CXX")
             command += found.cxx(self.unit, includes, own, self._with_cuda)
-        digests = partial(self._digests, source)
-        return Compile(source, tuple(command), str(root / source), digests)
+        return Compile(
+            source, tuple(command), str(root / source), lambda: self._read().closure(source)
+        )
 
-    def _digests(self, source: str) -> dict[str, str]:
-        return self._read().closure(source)
+    def _read(self) -> Sources:
+        return Sources(self._unit.root, self._toolchain.header_folders)

@@ -10,8 +10,8 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from ctypes import c_void_p
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ..cache.key import key as key_of
 from ..cache.store import Store
@@ -61,8 +61,7 @@ class Build:
         return ask(f"source_module: {name}", "cuModuleGetFunction", module, name.encode())
 
 
-@dataclass(frozen=True)
-class SourceRecipe:
+class SourceRecipe(NamedTuple):
     """One source for one architecture, or for the CPU; see engine.Recipe.
 
     Attributes:
@@ -81,8 +80,8 @@ class SourceRecipe:
     folders: list[str]
     place: Callable[[], tuple[str, int] | None]
     arch: str
-    names: tuple[str, ...] = ()
-    made: dict[tuple, Build] = field(default_factory=dict)
+    names: tuple[str, ...]
+    made: dict[tuple, Build]
     unit = label = "source_module"
 
     def build(self) -> Build:

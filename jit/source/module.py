@@ -1,6 +1,5 @@
 """Kernels from a string: compiled in a fraction of a second, kept in the store, called."""
 
-import dataclasses
 import functools
 import os
 import re
@@ -86,7 +85,7 @@ def _module(source, constants, device, arch, options, include_dirs, place) -> "S
         if not os.path.isdir(folder):
             raise ValueError(f"source_module: include_dirs: {folder} is no folder")
     target, words = _target(device, arch), [*map(str, options)]
-    return SourceModule(SourceRecipe(source, macros, words, folders, place, target))
+    return SourceModule(SourceRecipe(source, macros, words, folders, place, target, (), {}))
 
 
 def _target(device, arch: str | None) -> str:
@@ -176,7 +175,7 @@ class SourceModule:
             if len(templates) != 1:
                 raise self._no_kernel(name)
             names = (f"{templates[0]}<{rest}",)
-        recipe = dataclasses.replace(self._recipe, names=names)
+        recipe = self._recipe._replace(names=names)
         build = recipe.build()
         kernel = self._matching(build, *(names or (name,)))
         if not recipe.arch:
@@ -184,7 +183,7 @@ class SourceModule:
 
         def load(device: int):
             """Return the driver's handle on a device, which is the current one."""
-            there = dataclasses.replace(recipe, arch=_architecture(device)).build()
+            there = recipe._replace(arch=_architecture(device)).build()
             return there.handle(self._matching(there, kernel.name), device)
 
         return CudaFunction(name, kernel, load, recipe.arch)

@@ -4,9 +4,11 @@
 // 32 threads take 32 / lanes neighbouring points; the lanes of a point take its channels in turn,
 // V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are
 // then read in words of up to 16 bytes. With V = 1 any strides will do.
+// The blocks an SM that kernels are bound to are what they would have without HD_ONCE's calls.
 #pragma once
 #include "fixed_point.cuh"
 #include "job.cuh"
+#include "short.cuh"
 
 /// The taps of a point along its axes, x first.
 template <typename A, int D, int kTaps, bool kSlope>
@@ -105,14 +107,18 @@ __global__ void __launch_bounds__(kThreads)
         A sum = 0;
 #pragma unroll
         for (int k = 0; k < K; ++k)
-            if (corners.valid(k)) sum += point.weight(k) * load(in[corners.offset(k, c)]);
-        out[c * p.P] = store<T>(sum);
+            if (corners.valid(k))
+                sum += point.weight(k) * value_of(in[corners.offset(k, c)], p.dtype);
+        out[c * p.P] = stored<T>(sum, p.dtype);
     }
 }
 
 /// Bicubic: rows of four, so that fewer offsets and weights are held.
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 6
+                                            : V == 1       ? 9
+                                            : V == 4       ? 8
+                                                           : 7)
     cubic_forward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     if (idle(job)) return;
@@ -144,14 +150,15 @@ __global__ void __launch_bounds__(kThreads)
                 if (whole || (point.axis[0].index[x] >= 0 && point.axis[1].index[y] >= 0))
                     value = load_constant<T, V>(channel + down[y] + across[x]);
 #pragma unroll
-                for (int j = 0; j < V; ++j) line[j] += point.axis[0].weight[x] * load(value.at[j]);
+                for (int j = 0; j < V; ++j)
+                    line[j] += point.axis[0].weight[x] * value_of(value.at[j], p.dtype);
             }
 #pragma unroll
             for (int j = 0; j < V; ++j) sum[j] += point.axis[1].weight[y] * line[j];
         }
 #pragma unroll
         for (int j = 0; j < V; ++j)
-            if (V == 1 || c + j < C) out[int64_t(c + j) * p.P] = store<T>(sum[j]);
+            if (V == 1 || c + j < C) out[int64_t(c + j) * p.P] = stored<T>(sum[j], p.dtype);
     }
 }
 
@@ -215,9 +222,12 @@ __device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
 }
 
 /// Adds to element `at` of p.grad_input, or to its sum in fixed point.
+__device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t at, double x) {
+    FixedPoint(job.fixed, job.places, job.terms).add(at, x);
+}
 template <typename T>
 __device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
-    if (job.fixed) return FixedPoint(job.fixed, job.places, job.terms).add(at, x);
+    if (job.fixed) return add_fixed(job, at, x);
     add_one<T>(job.sum_dtype,
                static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
 }
@@ -237,7 +247,9 @@ __device__ inline void store_grad_grid(const GridSampleJob& job, const ThreadPoi
 }
 
 template <typename T, int V, int D, int kTaps>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kTaps == 2           ? 12 / D
+                                            : sizeof(T) * V == 2 ? 4
+                                                                 : 3)
     backward_kernel(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     constexpr int K = power(kTaps, D);
@@ -261,8 +273,9 @@ __global__ void __launch_bounds__(kThreads)
             A grad[V];
 #pragma unroll
             for (int j = 0; j < V; ++j)
-                grad[j] =
-                    V == 1 || c + j < C ? A(load(grad_out[(c + j) * p.grad_out_stride[1]])) : A(0);
+                grad[j] = V == 1 || c + j < C
+                              ? A(value_of(grad_out[(c + j) * p.grad_out_stride[1]], p.dtype))
+                              : A(0);
             if (p.grad_grid) {
                 Vector<T, V> value[K];
 #pragma unroll
@@ -273,7 +286,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
                 for (int k = 0; k < K; ++k)
 #pragma unroll
-                    for (int j = 0; j < V; ++j) dot[k] += grad[j] * load(value[k].at[j]);
+                    for (int j = 0; j < V; ++j)
+                        dot[k] += grad[j] * value_of(value[k].at[j], p.dtype);
             }
             if (p.grad_input) {
 #pragma unroll
@@ -334,24 +348,24 @@ __global__ void __launch_bounds__(kThreads)
                             p.grad_out_points.at(at.q);
         T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
         for (int c = at.lane; c < p.C; c += at.lanes) {
-            const A g = load(grad_out[c * p.grad_out_stride[1]]);
+            const A g = value_of(grad_out[c * p.grad_out_stride[1]], p.dtype);
             A to_g = 0;
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 if (!in_corners.valid(k)) continue;
                 if (p.to_grad_input) {
-                    const A a = load(to[to_corners.offset(k, c)]);
+                    const A a = value_of(to[to_corners.offset(k, c)], p.dtype);
                     to_g += point.weight(k) * a, dot_to[k] += g * a;
                 }
                 if (p.to_grad_grid) {
-                    const A x = load(in[in_corners.offset(k, c)]);
+                    const A x = value_of(in[in_corners.offset(k, c)], p.dtype);
                     to_g += slope[k] * x, dot_in[k] += g * x;
                     if (p.grad_input)
                         add_at<T>(job, at.b * p.grad_input_stride[0] + sums.offset(k, c),
                                   slope[k] * g);
                 }
             }
-            if (p.out) out[c * p.P] = store<T>(to_g);
+            if (p.out) out[c * p.P] = stored<T>(to_g, p.dtype);
         }
 #pragma unroll
         for (int d = 0; d < D; ++d)

@@ -13,7 +13,7 @@ HD inline int tiles_of(int lanes) { return lanes < 8 ? 8 / lanes : 1; }
 /// takes neighbouring points one after the other, and a thread adds up what goes to the same
 /// corners: it goes to memory when the column of corners changes, every other step along x.
 template <typename T, int V, int D>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
     linear_backward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << (D - 1);  // corners of a column
     __shared__ Stage<T, V> stages[kThreads / 32];
@@ -174,18 +174,25 @@ struct Runs {
         const uint32_t below = i == 0 ? 0 : heads & ((1u << i) - 1);
         before = below ? 31 - __clz(int(below)) : 0;
     }
-    /// Sums over each run, in its first thread.
-    template <typename A>
-    __device__ A sum(A x) const {
+    /// Sums of each x[k] over each run, in its first thread.
+    template <typename A, int K>
+    __device__ void sum(A (&x)[K]) const {
         const int i = threadIdx.x % 32;
 #pragma unroll 1
-        for (int m = 1; m < reach; m *= 2) {
-            const A other = __shfl_down_sync(kAll, x, m);
-            if (i + m <= end) x += other;
-        }
-        return x;
+        for (int m = 1; m < reach; m *= 2)
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const A other = __shfl_down_sync(kAll, x[k], m);
+                if (i + m <= end) x[k] += other;
+            }
     }
 };
+
+/// Where the cell of a point begins in the sums, whose steps are others than the input's.
+template <typename A, int D>
+__device__ __noinline__ int base_in_sums(const GridSampleJob& job, Coordinates<A, D> at) {
+    return cell_of<true>(job, job.sums, at).base;
+}
 
 /// V = 1: a thread to a point. Neighbouring points in the same cell, or in the next along x, add up
 /// what goes to the same corners within the warp first.
@@ -212,9 +219,7 @@ __global__ void __launch_bounds__(kThreads)
     const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
                         p.grad_out_points.at(job.first + i);
     const int C = int(p.C), size = element_size(job.sum_dtype);
-    const int base = job.same_steps || !p.grad_input
-                         ? cell.base
-                         : cell_of<true>(job, job.sums, coordinates).base;
+    const int base = job.same_steps || !p.grad_input ? cell.base : base_in_sums(job, coordinates);
     char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
                      int64_t(base) * job.sums.unit;
     // The corners that this thread adds to memory.
@@ -229,7 +234,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int u = 0; u < U; ++u) {
             const int c = c0 + u * at.lanes;
-            grad[u] = c < C && at.inside ? A(load(grad_out[c * p.grad_out_stride[1]])) : A(0);
+            grad[u] = c < C && at.inside ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
+                                         : A(0);
         }
         if (p.grad_grid) {
             Vector<T, 1> value[U][K];
@@ -241,7 +247,8 @@ __global__ void __launch_bounds__(kThreads)
             for (int u = 0; u < U; ++u)
                 if (c0 + u * at.lanes < C)
 #pragma unroll
-                    for (int k = 0; k < K; ++k) dot[k] += grad[u] * load(value[u][k].at[0]);
+                    for (int k = 0; k < K; ++k)
+                        dot[k] += grad[u] * value_of(value[u][k].at[0], p.dtype);
         }
         if (!p.grad_input) continue;
 #pragma unroll
@@ -251,9 +258,7 @@ __global__ void __launch_bounds__(kThreads)
             A part[K];
 #pragma unroll
             for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
-            if (longer)
-#pragma unroll
-                for (int k = 0; k < K; ++k) part[k] = runs.sum(part[k]);
+            if (longer) runs.sum(part);
             if (alone && !nearest)
 #pragma unroll
                 for (int k = 0; k < K; k += 2) {
@@ -282,14 +287,17 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);
     const int each = 32 >> job.lanes_log2;
-    if (job.general) return launch_points(backward_kernel<T, 1, D, 2>, job, each, stream);
-    return launch_points(job.p.C == 1 ? linear_backward_any<T, D, 1> : linear_backward_any < T, D,
-                         D == 2 ? 4 : 2 >, job, each, stream);
+    if (job.general) return launch_points(backward_kernel<Stored<T>, 1, D, 2>, job, each, stream);
+    constexpr int U = D == 2 ? 4 : 2, kOne = sizeof(T) < 8 ? 1 : U;  // float64 is seldom used
+    return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, kOne>
+                                      : linear_backward_any<Stored<T>, D, U>,
+                         job, each, stream);
 }
 template <typename T, int V>
 const char* launch_backward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kCubic)
-        return launch_points(backward_kernel<T, V, 2, 4>, job, 32 >> job.lanes_log2, stream);
+        return launch_points(backward_kernel<Stored<T>, V, 2, 4>, job, 32 >> job.lanes_log2,
+                             stream);
     return (job.p.D == 3 ? launch_linear_backward<T, V, 3>
                          : launch_linear_backward<T, V, 2>)(job, stream);
 }

@@ -114,8 +114,9 @@ __global__ void __launch_bounds__(kThreads)
                 if (u > 0 && c + u * lanes >= C) break;
                 A sum = 0;
 #pragma unroll
-                for (int k = 0; k < 1 << D; ++k) sum += weight[k] * load(value[u][k].at[0]);
-                out[(c + u * lanes) * p.P] = store<T>(sum);
+                for (int k = 0; k < 1 << D; ++k)
+                    sum += weight[k] * value_of(value[u][k].at[0], p.dtype);
+                out[(c + u * lanes) * p.P] = stored<T>(sum, p.dtype);
             }
             if (U == 1) break;
         }
@@ -128,19 +129,25 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
         return launch_points(
             job.lanes_log2 ? linear_forward<T, V, D, false> : linear_forward<T, V, D, true>, job,
             32, stream, job.processors * 8);
+    using S = Stored<T>;
     const int each = 32 >> job.lanes_log2;
-    if (job.general) return launch_points(wide_forward<T, D>, job, each, stream);
-    if (each < 32 || (job.p.C > 1 && D == 3) || job.p.B * job.p.P < 1 << 18)
-        return launch_points(linear_forward_any<T, D, 4, 1>, job, each, stream);
-    if (job.p.C == 1) return launch_points(linear_forward_any<T, D, 1, 4>, job, each * 4, stream);
-    if (D == 2 && job.p.C >= 8)
-        return launch_points(linear_forward_any < T, D, D == 2 ? 8 : 4, 1 >, job, each, stream);
-    return launch_points(linear_forward_any<T, D, 4, 2>, job, each * 2, stream);
+    if (job.general) return launch_points(wide_forward<S, D>, job, each, stream);
+    const bool large = each == 32 && job.p.B * job.p.P >= 1 << 18;
+    if constexpr (sizeof(T) < 8) {  // float64 is seldom used
+        if (large && job.p.C == 1)
+            return launch_points(linear_forward_any<S, D, 1, 4>, job, each * 4, stream);
+        if constexpr (D == 2) {
+            if (large && job.p.C >= 8)
+                return launch_points(linear_forward_any<S, D, 8, 1>, job, each, stream);
+            if (large) return launch_points(linear_forward_any<S, D, 4, 2>, job, each * 2, stream);
+        }
+    }
+    return launch_points(linear_forward_any<S, D, 4, 1>, job, each, stream);
 }
 template <typename T, int V>
 const char* launch_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kCubic)
-        return launch_points(cubic_forward<T, V>, job, 32 >> job.lanes_log2, stream);
+        return launch_points(cubic_forward<Stored<T>, V>, job, 32 >> job.lanes_log2, stream);
     return (job.p.D == 3 ? launch_linear_forward<T, V, 3> : launch_linear_forward<T, V, 2>)(job,
                                                                                             stream);
 }

@@ -11,7 +11,6 @@ const char* grid_sample_second(GridSampleJob& job, cudaStream_t stream) {
     switch (job.p.dtype) {
         case DType::kFloat: return second<float>(job, stream);
         case DType::kDouble: return second<double>(job, stream);
-        case DType::kHalf: return second<Half>(job, stream);
-        default: return second<BFloat16>(job, stream);
+        default: return second<Short>(job, stream);
     }
 }

@@ -28,8 +28,9 @@ constexpr int kTurners = 256;
 /// channels, through tiles in shared memory. Channels from C up to `pad` become zeros.
 template <typename From, typename To>
 __global__ void __launch_bounds__(kTurners, 8)
-    turn_kernel(const Voxels from, const Voxels to, int64_t voxels, int C, int pad,
-                int channels_log2, unsigned across, unsigned deep, unsigned tiles, Choice choice) {
+    turn_kernel(const __grid_constant__ Voxels from, const __grid_constant__ Voxels to,
+                int64_t voxels, int C, int pad, int channels_log2, unsigned across, unsigned deep,
+                unsigned tiles, Choice choice) {
     if (choice.idle()) return;
     __shared__ From tile[8 * kTurners + 32];
     // Up to 8 elements a thread: `channels` rows of `wide` voxels.

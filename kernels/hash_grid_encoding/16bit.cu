@@ -2,12 +2,9 @@
 #include "points.cuh"
 
 const char* hash_grid_16bit_cuda(const HashGridParams* p, void* stream) {
-    const auto s = static_cast<cudaStream_t>(stream);
-    return p->dtype == DType::kHalf ? encode<Half>(*p, s) : encode<BFloat16>(*p, s);
+    return encode<Short>(*p, static_cast<cudaStream_t>(stream));
 }
 
 const char* hash_grid_points_16bit_cuda(const HashGridParams* p, void* stream) {
-    const auto s = static_cast<cudaStream_t>(stream);
-    return p->dtype == DType::kHalf ? points_gradient<Half>(*p, s)
-                                    : points_gradient<BFloat16>(*p, s);
+    return points_gradient<Short>(*p, static_cast<cudaStream_t>(stream));
 }

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "hash_grid_encoding.h"
+#include "short.cuh"
 #include "vector.cuh"
 
 /// hash_grid_cuda and hash_grid_points_cuda for these element types; compiled side by side.
@@ -18,17 +19,6 @@ constexpr int kThreads = 256, kPoints = kThreads / 2;  // two threads to a point
 template <typename T, int F>
 constexpr int kGroup = F * sizeof(T) < 32 ? 32 / (F * sizeof(T)) : 1;  // as hash_grid_group says
 
-/// A coordinate. Those of 16 bits are computed with in float.
-template <typename C>
-__device__ inline C coordinate(const void* data, DType dtype, int64_t i) {
-    switch (dtype) {
-        case DType::kFloat: return C(static_cast<const float*>(data)[i]);
-        case DType::kDouble: return C(static_cast<const double*>(data)[i]);
-        case DType::kHalf: return C(load(static_cast<const Half*>(data)[i]));
-        default: return C(load(static_cast<const BFloat16*>(data)[i]));
-    }
-}
-
 /// A point, read once for all levels unless it is in double.
 template <int D, typename A>
 struct Point {
@@ -40,8 +30,8 @@ struct Point {
         if (p.points_dtype == DType::kDouble) return;
 #pragma unroll
         for (int d = 0; d < D; ++d)
-            x[d] = coordinate<float>(p.points, p.points_dtype,
-                                     n * p.points_stride[0] + d * p.points_stride[1]);
+            x[d] = load_as<float>(p.points_dtype, p.points,
+                                  n * p.points_stride[0] + d * p.points_stride[1]);
     }
     __device__ Corners<D, A> in(const HashLevel& level) const {
         Corners<D, A> c;
@@ -61,8 +51,8 @@ struct Point {
                 c.place[d] = place;
             }
             if (c.directed)
-                c.along[d] = coordinate<A>(p.along, p.points_dtype,
-                                           n * p.along_stride[0] + d * p.along_stride[1]);
+                c.along[d] = load_as<A>(p.points_dtype, p.along,
+                                        n * p.along_stride[0] + d * p.along_stride[1]);
         }
         return c;
     }
@@ -70,18 +60,19 @@ struct Point {
 
 /// F elements `step` apart; `whole` says that they may be moved as words.
 template <int F, typename T>
-__device__ inline void load_features(const T* from, int64_t step, bool whole, Acc<T> (&to)[F]) {
+__device__ inline void load_features(const T* from, int64_t step, bool whole, DType dtype,
+                                     Acc<T> (&to)[F]) {
     constexpr int V = F * sizeof(T) < 16 ? F : 16 / sizeof(T);
     if (whole) {
 #pragma unroll
         for (int i = 0; i < F; i += V) {
             const auto word = load_vector<T, V>(from + i);
 #pragma unroll
-            for (int v = 0; v < V; ++v) to[i + v] = load(word.at[v]);
+            for (int v = 0; v < V; ++v) to[i + v] = value_of(word.at[v], dtype);
         }
     } else {
 #pragma unroll
-        for (int f = 0; f < F; ++f) to[f] = load(from[f * step]);
+        for (int f = 0; f < F; ++f) to[f] = value_of(from[f * step], dtype);
     }
 }
 
@@ -123,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, F <= 2 && sizeof(T) <= 4 ? 6 : 1)
 #pragma unroll
         for (int j = 0; j < 1 << (D - 1); ++j)
             load_features(table + corners.row(level, 2 * j + side) * p.table_stride[1],
-                          p.table_stride[2], whole, feats[j]);
+                          p.table_stride[2], whole, p.dtype, feats[j]);
 #pragma unroll
         for (int j = 0; j < 1 << (D - 1); ++j) {
             const A weight = corners.weight(2 * j + side);
@@ -133,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, F <= 2 && sizeof(T) <= 4 ? 6 : 1)
 #pragma unroll
         for (int f = 0; f < F; ++f) {
             sum[f] += __shfl_xor_sync(~0u, sum[f], 1);
-            if (f % 2 == side) rows[own * kRow + i * F + f] = store<T>(sum[f]);
+            if (f % 2 == side) rows[own * kRow + i * F + f] = stored<T>(sum[f], p.dtype);
         }
     }
     __syncthreads();
@@ -170,11 +161,11 @@ __global__ void __launch_bounds__(kThreads)
         const auto corners = point.in(level);
         A grad[F], feats[1 << (D - 1)][F];
         load_features(grad_out + (first + i) * F * p.grad_out_stride[1], p.grad_out_stride[1],
-                      whole_grad, grad);
+                      whole_grad, p.dtype, grad);
 #pragma unroll
         for (int j = 0; j < 1 << (D - 1); ++j)
             load_features(table + corners.row(level, 2 * j + side) * p.table_stride[1],
-                          p.table_stride[2], whole, feats[j]);
+                          p.table_stride[2], whole, p.dtype, feats[j]);
 #pragma unroll
         for (int j = 0; j < 1 << (D - 1); ++j) {
             A dot = 0;
@@ -200,12 +191,7 @@ __global__ void __launch_bounds__(kThreads)
     if (i >= count) return;
     A sum = 0;
     for (int g = 0; g < groups; ++g) sum += static_cast<const A*>(p.scratch)[g * count + i];
-    switch (p.points_dtype) {
-        case DType::kFloat: static_cast<float*>(p.out)[i] = float(sum); return;
-        case DType::kDouble: static_cast<double*>(p.out)[i] = sum; return;
-        case DType::kHalf: static_cast<Half*>(p.out)[i] = store<Half>(float(sum)); return;
-        default: static_cast<BFloat16*>(p.out)[i] = store<BFloat16>(float(sum)); return;
-    }
+    store_as(p.points_dtype, p.out, i, sum);
 }
 
 /// Calls `body` with D and F as constants.

@@ -48,16 +48,14 @@ __global__ void __launch_bounds__(kThreads)
         const auto get = [&](auto element) {
             using T = decltype(element);
             load_features(static_cast<const T*>(p.grad_out) + at, p.grad_out_stride[1], whole_grad,
-                          grad);
+                          p.dtype, grad);
         };
         if constexpr (sizeof(A) == 8)
             get(double{});
         else if (p.dtype == DType::kFloat)
             get(float{});
-        else if (p.dtype == DType::kHalf)
-            get(Half{});
         else
-            get(BFloat16{});
+            get(Short{});
         const auto corners = point.in(level);
 #pragma unroll
         for (int j = 0; j < 1 << (D - 1); ++j) {
