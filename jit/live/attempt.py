@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ..errors import BuildError
-from ..machine import toolchain
+from ..machine import gpus
 from ..machine.sources import listed
 from ..operators.session import Session
 from .python_side import stamp, texts_of
@@ -260,7 +260,7 @@ def _about_gone(operator: Operator, task: Task) -> list[str]:
 
 def _devices(session: Session, files: list[str]) -> list[str]:
     """Return where an edit of these files is to be tried."""
-    if not (toolchain.has_gpu() and session.toolchain.architectures):
+    if not (gpus.devices() and session.toolchain.architectures):
         return ["cpu"]
     if files and all(file.endswith("_cpu.cpp") for file in files):
         return ["cpu"]

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ..build.engine import work_folder
-from ..build.locks import locked_workshop
-from ..build.workshop import Compile, CompileError
+from ..build.workshop import Compile, CompileError, locked_workshop
 from ..cache.key import key
 from ..cache.store import Store, cannot_write, make_private
 from ..errors import BuildError

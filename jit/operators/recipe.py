@@ -20,8 +20,9 @@ _TELL_RESOURCES = ["-Xptxas", "-v"]
 # libstdc++'s <cmath> without C++17's Bessel functions and their like, which nvcc would read three
 # times for each source, but with the <limits> that they bring along.
 _NO_SPECIAL_FUNCTIONS = ["-include", "limits", "-D_GLIBCXX_BITS_SPECFUN_H"]
-# An operator's loops are in kernels/. With -march=native torch's headers have those of all vector
-# instructions; with these the sources in ops/ take little more than half as long.
+# Where an operator has files in kernels/, its loops are there, and ops/X.cpp checks and allocates:
+# without -march=native, with which torch's headers have those of all vector instructions, and with
+# this it takes little more than half as long.
 _GLUE = "-O1"
 
 
@@ -103,7 +104,7 @@ class OperatorRecipe:
             command += found.cuda(self.unit, includes, own)
         else:
             cflags = toolchain.cflags
-            if source.startswith("ops/"):
+            if source.startswith("ops/") and len(self.sources) > 1:
                 cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
             own = [*cflags, *found.quicker, *define]
             command = toolchain.command("CXX")
