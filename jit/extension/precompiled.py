@@ -11,11 +11,10 @@ import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ..build.workshop import Workshop
+from ..build.workshop import Workshop, behind
 from ..cache.lock import lock_of
 from ..cache.store import file_digest
 from ..machine import files
@@ -44,14 +43,9 @@ class Precompiled:
             for _ in range(2):  # once more with a header made anew, where it proves damaged
                 if not self._is_made(lock.descriptor):
                     return None
-                sound: list[bool] = []
-                check = threading.Thread(
-                    target=lambda into=sound: into.append(self._is_sound()), daemon=True
-                )
-                check.start()
+                sound = behind(self._is_sound)
                 done, said = compile(["-include", str(self._header)])
-                check.join()
-                if sound == [True]:
+                if sound.result():
                     return None if not done and _COMPLAINT.search(said) else (done, said)
                 if done:
                     done.unlink(missing_ok=True)
