@@ -1,4 +1,7 @@
-"""As many compilers at once as this process has cores, the most urgent first."""
+"""As many compilers at once as this process has cores, the most urgent first.
+
+What somebody waits for does not stand behind what nobody does: it has places of its own.
+"""
 
 import contextlib
 import os
@@ -8,17 +11,20 @@ from collections.abc import Callable, Iterator
 
 def cores() -> int:
     """Return how many cores this process may use; MAX_JOBS bounds them."""
-    there = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    most = os.environ.get("MAX_JOBS", "")
+    there, most = len(os.sched_getaffinity(0)), os.environ.get("MAX_JOBS", "")
     return min(there, int(most)) if most.isdigit() and int(most) > 0 else there
+
+
+def is_urgent(rank: tuple) -> bool:
+    """Return True if somebody waits for what has this rank."""
+    return rank[:1] < (1,)
 
 
 class Slots:
     """A semaphore of `cores()` places; of those who wait the one with the least rank is next.
 
-    A rank is asked for anew whenever a place becomes free, so it may change while one waits.
+    A rank is asked for anew whenever a place becomes free, so it may change while one waits. Where
+    MAX_JOBS does not bound them, the urgent have as many places beside those who are not.
     """
 
     def __init__(self) -> None:
@@ -27,26 +33,28 @@ class Slots:
     def reset(self) -> None:
         """Forget who holds and who waits, as a forked child has to."""
         self._change = threading.Condition()
-        self._taken = 0
-        self._waiting: dict[object, Callable[[], tuple]] = {}
+        self._taken = self._taken_urgently = 0
+        self._waiting: list[Callable[[], tuple]] = []
 
     @contextlib.contextmanager
-    def take(self, rank: Callable[[], tuple]) -> Iterator[None]:
-        """Hold a place inside; waits for it."""
-        ticket = object()
+    def take(self, rank: Callable[[], tuple]) -> Iterator[bool]:
+        """Hold a place inside, True if an urgent one; waits for it. `rank` is this call's own."""
         with self._change:
-            self._waiting[ticket] = rank
+            self._waiting.append(rank)
             try:
-                self._change.wait_for(lambda: self._taken < cores() and self._next() is ticket)
+                self._change.wait_for(lambda: self._is_room(rank) and self._next() is rank)
             finally:
-                del self._waiting[ticket]
+                self._waiting.remove(rank)
+            urgent = is_urgent(rank())
             self._taken += 1
+            self._taken_urgently += urgent
             self._change.notify_all()  # there may be another place
         try:
-            yield
+            yield urgent
         finally:
             with self._change:
                 self._taken -= 1
+                self._taken_urgently -= urgent
                 self._change.notify_all()
 
     def again(self) -> None:
@@ -54,8 +62,12 @@ class Slots:
         with self._change:
             self._change.notify_all()
 
-    def _next(self) -> object:
-        return min(self._waiting, key=lambda ticket: self._waiting[ticket]())
+    def _is_room(self, rank: Callable[[], tuple]) -> bool:
+        apart = is_urgent(rank()) and "MAX_JOBS" not in os.environ
+        return (self._taken_urgently if apart else self._taken) < cores()
+
+    def _next(self) -> Callable[[], tuple]:
+        return min(self._waiting, key=lambda rank: rank())
 
 
 SLOTS = Slots()
