@@ -56,14 +56,18 @@ def find(recipe: Recipe, store: Store, inputs: dict) -> Path | None:
     return store.verified(recipe.unit, key(inputs))
 
 
-def refuse_if_never(what: str, store: Store, unit: str | None = None) -> None:
-    """Raise BuildError where LOADER_BUILD=never forbids to build."""
+def refuse_if_never(
+    what: str,
+    store: Store,
+    unit: str | None = None,
+    cure: str = ", or run `python -m loader build`",
+) -> None:
+    """Raise BuildError where LOADER_BUILD=never forbids to build; `cure` beside unsetting that."""
     if settings.value("LOADER_BUILD") == "never":
         raise BuildError(
             f"{what}: there is no build of these sources for this machine in "
             f"{os.pathsep.join(str(layer.parent) for layer in store.layers)}, and "
-            "LOADER_BUILD=never forbids to compile it; unset that, or run "
-            "`python -m loader build`",
+            f"LOADER_BUILD=never forbids to compile it; unset that{cure}",
             unit,
         )
 

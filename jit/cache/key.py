@@ -8,7 +8,7 @@ from ..machine.sources import Sources, Unit
 from ..machine.toolchain import NATIVE, Toolchain
 
 # Raise when the layout of a store entry, or the way a library is made, changes.
-FORMAT = 3
+FORMAT = 4
 
 
 def manifest(unit: Unit, toolchain: Toolchain, sources: Sources) -> dict:

@@ -20,10 +20,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.E
 
 
 class FileLock:
-    """An exclusive lock on the file `path`, not held at first; a forked child does not inherit it.
-
-    As a context it is held inside, as soon as nobody else holds it.
-    """
+    """An exclusive lock on the file `path`, held inside a `with`; a forked child has it not."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -1,67 +1,87 @@
-"""What a function gives, and its derivatives, by name: of an operator, its reference, its fake."""
+"""What a function gives, and its derivatives, by name: of an operator, its reference, its fake.
 
-from collections.abc import Callable
-from copy import copy
+And what a trial makes of a sample: other strides, no elements, and tensors without data.
+"""
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch._library.simple_registry import singleton
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 
 
 class Arriving:
     """The gradients that arrive at the results of a function, the same for all that are compared.
 
     They are made for the operator, in its dtypes; its reference gets the same.
+
+    Attributes:
+        asked: shape, dtype and device of what they were asked for, by name.
     """
 
     def __init__(self):
+        self.asked: dict[str, tuple] = {}
         self._generator = torch.Generator().manual_seed(1)
-        self._made: dict[str, Tensor] = {}
-        self._empty = False
+        self._made: dict[str, tuple[tuple, Tensor]] = {}
 
-    def make(self, name: str, x: Tensor) -> None:
-        """Have one arrive at `x`, unless it is there."""
-        if name not in self._made:
-            noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64)
-            self._made[name] = noise.to(x)
+    def note(self, name: str, x: Tensor) -> Tensor:
+        """Return one for a tensor without data."""
+        self.asked[name] = x.shape, x.dtype, x.device
+        return x.new_empty(x.shape)
 
-    def without_data(self) -> "Arriving":
-        """The same for tensors that hold no data."""
-        other = copy(self)
-        other._empty = True
-        return other
+    def made(self) -> None:
+        """Make all that were asked for: the reference, which computes in float64, could not."""
+        for name in self.asked:
+            self._one(name)
 
-    def at(self, name: str, like: Tensor, blurred: bool) -> Tensor | None:
-        """What arrives at `name`, None where nothing does; `blurred` by a rounding if of 16 bits.
+    def make(self, name: str, x: Tensor) -> Tensor:
+        """Return one for a result of the operator."""
+        self.asked[name] = x.shape, x.dtype, x.device
+        return self._one(name).detach()
+
+    def blurred(self, name: str, x: Tensor) -> Tensor | None:
+        """As `exact`, off by a rounding if of 16 bits.
 
         Sums over terms that a kernel rounds to 16 bits differ by as much as this makes them.
         """
-        made = self._made.get(name)
-        if made is not None and self._empty:
-            return like.new_empty(like.shape)
-        if made is None or made.shape != like.shape:
+        exact = self.exact(name, x)
+        if exact is None or self._one(name).dtype.itemsize > 2:
+            return exact
+        share = torch.finfo(self._one(name).dtype).eps
+        noise = torch.rand(exact.shape, generator=self._generator, dtype=torch.float64)
+        return exact * (1 + share * (2 * noise - 1).to(exact))
+
+    def exact(self, name: str, x: Tensor) -> Tensor | None:
+        """Return the one for a result of the reference; None where nothing arrives."""
+        if name not in self.asked or self.asked[name][0] != x.shape:
             return None
-        if blurred and made.dtype.itemsize == 2:
-            share = torch.finfo(made.dtype).eps
-            noise = torch.rand(made.shape, generator=self._generator, dtype=torch.float64)
-            return made.to(like) * (1 + share * (2 * noise - 1).to(like))
-        return made.to(like).detach()
+        return self._one(name).to(x).detach()
+
+    def _one(self, name: str) -> Tensor:
+        facts = shape, dtype, device = self.asked[name]
+        if self._made.get(name, [None])[0] != facts:
+            noise = torch.randn(shape, generator=self._generator, dtype=torch.float64)
+            self._made[name] = facts, noise.to(device, dtype)
+        return self._made[name][1]
 
 
 def evaluate(
     function: Callable,
     arguments: tuple,
-    arriving: Arriving,
-    *,
-    make: bool = False,
-    twice: bool = False,
-    blurred: bool = False,
+    arriving: Callable[[str, Tensor], Tensor | None],
+    twice: bool,
 ) -> dict[str, Tensor | None]:
     """Return what `function(*arguments)` gives, and its gradients to each floating argument.
 
     Args:
-        make: have gradients arrive where they do not yet.
+        arriving: the gradient that arrives at a result; None where nothing does.
         twice: and the derivatives of those gradients, where there are any.
-        blurred: as `Arriving.at` has it.
     """
     leaves = [_leaf(x) for x in arguments]
     outputs = function(*leaves)
@@ -76,10 +96,7 @@ def evaluate(
 
     def derive(results: dict, by: dict, what: str, again: bool):
         results = {n: x for n, x in results.items() if isinstance(x, Tensor) and x.requires_grad}
-        if make:
-            for name, x in results.items():
-                arriving.make(name, x)
-        grads = {name: arriving.at(name, x, blurred) for name, x in results.items()}
+        grads = {name: arriving(name, x) for name, x in results.items()}
         grads = {n: g.requires_grad_(again) for n, g in grads.items() if g is not None}
         if not grads or not by:
             return {}, {}
@@ -105,3 +122,82 @@ def _leaf(x):
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     return x.detach().requires_grad_()
+
+
+def spread(x: Tensor) -> Tensor:
+    """The same numbers with the order of dimensions turned round in memory, and gaps in between.
+
+    In the gaps are NaN, and the largest of the integers.
+    """
+    if x.dtype == torch.bool or x.is_complex():
+        return x
+    gap = torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).max
+    turned = x.detach().permute(*reversed(range(x.dim()))).contiguous()
+    spaced = torch.stack([turned, torch.full_like(turned, gap)], -1)[..., 0]
+    return spaced.permute(*reversed(range(x.dim())))
+
+
+def emptied(arguments: tuple) -> Iterator[tuple]:
+    """Yield the arguments without elements: all tensors of the first one's length, or it alone."""
+    tensors = [x for x in arguments if isinstance(x, Tensor) and x.dim()]
+    if not tensors:
+        return
+    first, length = tensors[0], len(tensors[0])
+
+    def cut(chosen: Callable[[Tensor], bool]) -> tuple:
+        return tuple(x[:0] if isinstance(x, Tensor) and chosen(x) else x for x in arguments)
+
+    yield cut(lambda x: x.dim() > 0 and len(x) == length)
+    yield cut(lambda x: x is first)
+
+
+def of_fakes(
+    operator: Callable, unit: str, arguments: tuple, arriving: Arriving, twice: bool
+) -> dict | str | None:
+    """Return what the fake kernel gives, or the text of its error; None where that tells nothing.
+
+    `arriving` notes what the gradients are asked for.
+    """
+    if singleton.find(f"octet::{unit}").fake_impl.kernel is None:
+        return None
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = tuple(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments)
+            return evaluate(operator, fakes, arriving.note, twice)
+    except (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    ):
+        return None
+    except Exception as error:
+        return f"its fake kernel raises {type(error).__name__}: {error}"
+
+
+def unlike(fakes: dict, ours: dict) -> str:
+    """Say how shape, dtype, strides or device of a result differ from a fake's; "" if nowhere."""
+    for name, got in ours.items():
+        if name not in fakes or not isinstance(got, Tensor):
+            continue
+        if fakes[name] is None:
+            return f"{name} is missing where the fake kernel takes the operator's place"
+        for what, of in _FACTS.items():
+            if of(fakes[name]) != of(got):
+                said = of(fakes[name])
+                return f"{name} has {what} {of(got)}, which its fake kernel says is {said}"
+    return ""
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Those that matter: of a dimension with more than one element, in a tensor that has any."""
+    if not x.numel():
+        return ()
+    return tuple(step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1)
+
+
+_FACTS: dict[str, Callable] = {
+    "shape": lambda x: tuple(x.shape),
+    "dtype": lambda x: x.dtype,
+    "device": lambda x: x.device,
+    "strides": _strides,
+}

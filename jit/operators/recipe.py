@@ -1,6 +1,5 @@
 """How an operator is made: its sources compiled side by side, one link."""
 
-import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,9 @@ _TELL_RESOURCES = ["-Xptxas", "-v"]
 # libstdc++'s <cmath> without C++17's Bessel functions and their like, which nvcc would read three
 # times for each source, but with the <limits> that they bring along.
 _NO_SPECIAL_FUNCTIONS = ["-include", "limits", "-D_GLIBCXX_BITS_SPECFUN_H"]
-# An operator's loops are in kernels/. With -march=native torch's headers have those of all vector
-# instructions; with these the sources in ops/ take little more than half as long.
+# Where an operator has files in kernels/, its loops are there, and ops/X.cpp checks and allocates:
+# without -march=native, with which torch's headers have those of all vector instructions, and with
+# this it takes little more than half as long.
 _GLUE = "-O1"
 
 
@@ -45,12 +45,7 @@ class OperatorRecipe:
 
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler."""
-        if self._toolchain.cxx is None:
-            command = os.environ.get("CXX") or "c++"
-            raise BuildError(
-                f"no C++ compiler: `{command}` is not on PATH; install one "
-                "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
-            )
+        flags.check_compiler(self._toolchain)
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
         """Compile what is not there yet and link the library."""
@@ -75,13 +70,8 @@ class OperatorRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, where they are, and where the whole output lies."""
-        log, where = workshop.folder.parent / f"{self.label}.log", ""
-        with contextlib.suppress(OSError):
-            log.write_text("\n".join(workshop.said))
-            where = f"\nThe whole output is in {log}"
         causes = explain_failure(output, self._unit.root, self.sources)
-        message = f"{self.label} could not be built:\n{causes}{where}"
-        return BuildError(message, self.label, str(log) if where else None)
+        return workshop.failure(self.label, causes, f"{self.label}.log")
 
     def cost(self) -> int:
         """Return a guess at the work, by the size of the sources: nvcc takes longest."""
@@ -103,7 +93,7 @@ class OperatorRecipe:
             command += found.cuda(self.unit, includes, own)
         else:
             cflags = toolchain.cflags
-            if source.startswith("ops/"):
+            if source.startswith("ops/") and len(self.sources) > 1:
                 cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
             own = [*cflags, *found.quicker, *define]
             command = toolchain.command("CXX")
