@@ -19,7 +19,7 @@ from ..errors import BuildError, CacheError
 from ..machine import settings, toolchain
 from ..machine.forks import Lock
 from ..machine.sources import HOME, Sources
-from . import constants, emulate, nvrtc
+from . import constants, nvrtc
 from .signature import Kernel, split_symbol
 
 _FORMAT = 2  # raise when what is stored, or the way it is made, changes
@@ -38,9 +38,10 @@ class Build:
 
     def __init__(self, library: Path, facts: dict):
         self.templates = facts["templates"]
-        self.code: bytes | emulate.Library
         if facts["inputs"]["target"] == "cpu":
-            self.code = emulate.Library(library, facts["kernels"])
+            from .emulate import Library
+
+            self.code = Library(library, facts["kernels"])
             self.kernels = self.code.kernels
         else:
             self.code = library.read_bytes()
@@ -102,20 +103,24 @@ class SourceRecipe(NamedTuple):
         """Return all that a build depends on, as plain data."""
         tools, cpu = _tools(), not self.arch
         if cpu:
+            from .emulate import OPTIONS as options
+            from .emulate import OWN as own
+
             compiler = [str(tools.cxx), *tools.environment, *toolchain.words(toolchain.FLAGS)]
         else:
             compiler = nvrtc.identity(nvrtc.header_folders(tools.cuda_home))
+            options, own = [*nvrtc.OPTIONS, *self.options], [nvrtc.PRELUDE]
         texts = {nvrtc.FILE: self.source.encode(errors="surrogatepass")}
         files = Sources(HOME, (*self.folders, *(tools.header_folders if cpu else ())), texts)
         digests = files.closure(nvrtc.FILE)
-        for own in emulate.OWN if cpu else (nvrtc.PRELUDE,):
-            digests |= files.closure(own)
+        for path in own:
+            digests |= files.closure(path)
         return {
             "unit": self.unit,
             "format": _FORMAT,
             "constants": self.macros,
             "names": [*self.names],
-            "options": emulate.OPTIONS if cpu else [*nvrtc.OPTIONS, *self.options],
+            "options": options,
             "target": "cpu" if cpu else f"sm_{self.arch}",
             "compiler": compiler,
             "folders": self.folders,
@@ -147,7 +152,9 @@ class SourceRecipe(NamedTuple):
         prologue = constants.prologue(self.macros, nvrtc.FILE)
         folders = [*self.folders, str(HOME / "include")]
         if not self.arch:
-            made, facts["kernels"] = emulate.compile(workshop, self, prologue, folders)
+            from .emulate import compile
+
+            made, facts["kernels"] = compile(workshop, self, prologue, folders)
             return made, facts
         folders += nvrtc.header_folders(_tools().cuda_home)
         options = [*(f"-I{path}" for path in folders), *self.options]
