@@ -18,9 +18,9 @@ struct PointsView {
     int64_t count[2], stride[3];  // of the middle and the innermost dimension; in elements
 
     HD int64_t at(int64_t p) const { return p < count[1] ? p * stride[2] : beyond_first_row(p); }
-
-  private:
-    HD_ONCE int64_t beyond_first_row(int64_t p) const {
+    HD_ONCE int64_t beyond_first_row(int64_t p) const { return at_inline(p); }
+    HD int64_t at_inline(int64_t p) const {
+        if (p < count[1]) return p * stride[2];
         const int64_t row = p / count[1], x = p % count[1];
         return row / count[0] * stride[0] + row % count[0] * stride[1] + x * stride[2];
     }

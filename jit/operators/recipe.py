@@ -90,15 +90,21 @@ class OperatorRecipe:
         return Sources(self._unit.root, self._toolchain.header_folders)
 
     def cost(self) -> int:
-        """Return a guess at the work, by the size of the sources: nvcc takes longest."""
-        return sum(map(self._cost, self.sources))
+        """Return a guess at the work."""
+        return sum(self._costs().values())
 
-    def _cost(self, source: str) -> int:
-        more = 100_000 if source.endswith(".cu") else 0
-        return (self._unit.root / source).stat().st_size + more
+    def _costs(self) -> dict[str, int]:
+        """By the size of what each source reaches of ours; those in ops/ take half as long."""
+        root, sources = self._unit.root, self._read()
+        sizes = {
+            source: sum((root / path).stat().st_size for path in sources.closure(source))
+            for source in self.sources
+        }
+        return {at: size // 2 if at.startswith("ops/") else size for at, size in sizes.items()}
 
     def _longest_first(self) -> list[str]:
-        return sorted(self.sources, key=self._cost, reverse=True)
+        costs = self._costs()
+        return sorted(costs, key=costs.__getitem__, reverse=True)
 
     def _compile(self, source: str) -> Compile:
         toolchain, found, root = self._toolchain, self._flags(), self._unit.root
