@@ -55,7 +55,6 @@ _root = Path(__path__[0])
 _again = "_session" in globals()  # `%reload_ext loader` runs this file once more
 if not _again:
     _session = _Session(_root, _settings.cache_dirs(_root))
-_FORMS = ("", "_fw", "_bw", "_reference")
 
 # Public names that few processes use, and the module below `loader` that has each.
 _ELSEWHERE = {
@@ -70,8 +69,7 @@ _ELSEWHERE = {
 } | _offered(_root)
 
 __all__ = ["BuildError", "build", "doctor", "explain", "receipt"]
-__all__ += [name for name in _ELSEWHERE]
-__all__ += [name + form for name in _session.units for form in _FORMS]
+__all__ += [name for name in (*_ELSEWHERE, *_session.public())]
 
 
 def build(*names: str) -> None:

@@ -3,25 +3,15 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import (
-    asked,
-    check_fake,
-    check_tensors,
-    differentiable,
-    fake,
-    forward_form,
-    library,
-    masked,
-    registered,
-    total,
-    vmap,
-)
+from loader.jit.operators.frame import vmap
 from loader.jit.operators.shapes import Sizes
+
+from . import corners
+from .linear import Linear, one_by_one
 
 _METHODS = ("trilinear", "tetrahedral")
 _LARGEST = 1024  # entries along an axis
 _DTYPES = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_forward, _backward = library("apply_lut3d"), registered("apply_lut3d_backward")
 
 
 def apply_lut3d(image: Tensor, lut: Tensor, interpolation: str = "trilinear") -> Tensor:
@@ -54,34 +44,7 @@ def apply_lut3d(image: Tensor, lut: Tensor, interpolation: str = "trilinear") ->
     Source: `apply_lut3d_reference`; the tetrahedra are those of Kasson, Plouffe and Nin, A
     tetrahedral interpolation technique for color space conversion (1993).
     """
-    _check(interpolation, image=image, lut=lut)
-    return _apply(image, lut, interpolation)
-
-
-def apply_lut3d_bw(
-    grad_out: Tensor,
-    image: Tensor,
-    lut: Tensor,
-    interpolation: str = "trilinear",
-    output_mask: tuple[bool, bool] = (True, False),
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernels alone: gradients of sum(grad_out * apply_lut3d(image, lut, ...)).
-
-    Args:
-        grad_out: shape, dtype and device of `image`, which is not uint8; any strides.
-        image, lut, interpolation: as in the forward.
-        output_mask: which gradients to compute, of image and of lut.
-
-    Returns:
-        grad_image, or grad_lut in the dtype of `lut`, or both as a tuple, as `output_mask` says.
-    """
-    _check(interpolation, grad_out=grad_out, image=image, lut=lut)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-
-    def gradients(*need):
-        return _gradients(grad_out, image, lut, interpolation, deterministic, *need)
-
-    return masked("apply_lut3d", output_mask, ("image", "lut"), gradients)
+    return _operator(image, lut, interpolation)
 
 
 def apply_lut3d_reference(image: Tensor, lut: Tensor, interpolation: str = "trilinear") -> Tensor:
@@ -161,12 +124,7 @@ def benchmark(device):
     return image, torch.rand(33, 33, 33, 3, **make)
 
 
-def _check(interpolation, **tensors) -> None:
-    check_tensors("apply_lut3d", **tensors)
-    _check_option(interpolation)
-
-
-def _check_option(interpolation) -> None:
+def _check(interpolation) -> None:
     if not isinstance(interpolation, str) or interpolation not in _METHODS:
         raise ValueError(
             "apply_lut3d: interpolation must be 'trilinear' or 'tetrahedral', "
@@ -174,9 +132,13 @@ def _check_option(interpolation) -> None:
         )
 
 
+def _options(image, lut, interpolation) -> tuple[str]:
+    _check(interpolation)
+    return (interpolation,)
+
+
 def _fake(image, lut, interpolation):
-    check_fake("apply_lut3d", image=image, lut=lut)
-    _check_option(interpolation)
+    _check(interpolation)
     sizes = Sizes("apply_lut3d")
     sizes.match("image", image, "(..., 3)", "move the channels last, e.g. image.movedim(-3, -1)")
     torch._check(
@@ -195,94 +157,29 @@ def _fake(image, lut, interpolation):
     return image.new_empty(image.shape)
 
 
-def _fake_backward(grad_out, image, lut, interpolation, deterministic, need_image, need_lut):
-    check_fake("apply_lut3d", grad_out=grad_out, image=image, lut=lut)
-    _check_option(interpolation)
-    return (
-        image.new_empty(image.shape if need_image else (0,)),
-        lut.new_empty(lut.shape if need_lut else (0,)),
-    )
-
-
-def _setup(ctx, inputs, output):
-    image, lut, ctx.interpolation = inputs
-    ctx.save_for_backward(image, lut)
-
-
-def _gradient(ctx, grad_out):
-    image, lut = ctx.saved_tensors
-    need = ctx.needs_input_grad[:2]
-    if not any(need):
-        return None, None, None
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    both = _gradients(grad_out, image, lut, ctx.interpolation, deterministic, *need)
-    return *asked(need, both), None
-
-
-def _setup_backward(ctx, inputs, output):
-    grad_out, image, lut, *ctx.options, ctx.need_image, ctx.need_lut = inputs
-    ctx.save_for_backward(grad_out, image, lut)
-    ctx.set_materialize_grads(False)
-
-
-def _second_gradient(ctx, to_image, to_lut):
-    """Gradients of the backward; `to_*` is what arrives for its grad_image and grad_lut.
-
-    F(g, image, lut) = sum(g * apply_lut3d(image, lut)) is linear in g and lut. What arrives for
-    grad_lut meets F(g, image, to_lut), whose gradients are the operator's own; what arrives for
-    grad_image the derivative of F along to_image, here in plain PyTorch.
-    """
-    grad_out, image, lut = ctx.saved_tensors
-    need_grad_out, need_image = ctx.needs_input_grad[:2]
-    interpolation, deterministic = ctx.options
-    for_grad_out = for_image = for_lut = None
-    if to_image is not None and ctx.need_image:
-        for_grad_out, for_image, for_lut = _along(to_image, grad_out, image, lut, interpolation)
-    if to_lut is not None and ctx.need_lut:
-        if need_grad_out:
-            for_grad_out = total(for_grad_out, _apply(image, to_lut, interpolation))
-        if need_image:
-            more = _gradients(grad_out, image, to_lut, interpolation, deterministic, True, False)[0]
-            for_image = total(for_image, more)
-    return for_grad_out, for_image, for_lut, None, None, None, None
-
-
-def _along(direction, grad_out, image, lut, interpolation):
-    """Gradients to grad_out, image and lut of the derivative of F along `direction`."""
+def _along(to, grad_out, image, lut, interpolation, need):
+    """Gradients of the derivative of F along `to`, in plain PyTorch: ops/linear.py."""
     S, work = len(lut), torch.promote_types(image.dtype, torch.float32)
-    x, g = image.to(work), grad_out.to(work)
+    x, g, pace = (y.to(work).reshape(-1, 3) for y in (image, grad_out, to))
     inside = (x >= 0) & (x <= 1)
-    pace = torch.where(inside, direction.to(work), 0) * (S - 1)  # of t
+    pace = torch.where(inside, pace, 0) * (S - 1)  # of t
     entries, t, _ = _cells(x, S, interpolation)
-    corners = lut.to(work).flatten(0, 2)[entries]
+    rows, to_image = lut.to(work).flatten(0, 2)[entries.T], None
     if interpolation == "trilinear":
-        ends = [torch.stack([1 - u, u]) for u in t.unbind(-1)]
-        sign = torch.tensor([-1, 1], dtype=work, device=x.device).view(2, *[1] * (x.dim() - 1))
-
-        def product(*factors):
-            r, gr, b = factors
-            return (r[:, None, None] * gr[None, :, None] * b[None, None]).flatten(0, 2)
-
-        def derived(*axes):
-            return product(*(sign.expand_as(e) if a in axes else e for a, e in enumerate(ends)))
-
-        paces = pace.unbind(-1)
-        change = sum(paces[a] * derived(a) for a in range(3))
-        meets = (corners * g).sum(-1)
-        second = []
-        for a in range(3):
-            others = [b for b in range(3) if b != a]
-            second.append(sum(paces[b] * (derived(a, b) * meets).sum(0) for b in others))
-        to_image = torch.where(inside, torch.stack(second, -1) * (S - 1), 0).to(image.dtype)
+        need = need[0], need[2], need[1]
+        to_grad, to_rows, to_t = corners.along(pace, g, rows, 1 - t, t, 1, need)
+        if to_t is not None:
+            to_image = torch.where(inside, to_t * (S - 1), 0).view(image.shape)
     else:  # linear within a tetrahedron
         first, middle, third = _sorted(pace, _ranks(t))
-        change = torch.stack([-first, first - middle, middle - third, third])
-        to_image = None
-    to_grad_out = (change[..., None] * corners).sum(0).to(grad_out.dtype)
-    to_lut = torch.zeros(S**3, 3, dtype=work, device=x.device)
-    shares = (change[..., None] * g).reshape(-1, 3)
-    to_lut = to_lut.index_add(0, entries.flatten(), shares).view(S, S, S, 3)
-    return to_grad_out, to_image, to_lut.to(lut.dtype)
+        change = torch.stack([-first, first - middle, middle - third, third], 1)
+        to_grad, to_rows = corners.weighed(change, g, rows, (need[0], need[2]))
+    if to_grad is not None:
+        to_grad = to_grad.view(image.shape)
+    if to_rows is None:
+        return to_grad, to_image, None
+    to_lut = to_rows.new_zeros(S**3, 3).index_add(0, entries.T.flatten(), to_rows.flatten(0, 1))
+    return to_grad, to_image, to_lut.view(S, S, S, 3)
 
 
 def _batched(op, images: int, lut_gradient: bool) -> None:
@@ -293,9 +190,6 @@ def _batched(op, images: int, lut_gradient: bool) -> None:
     """
 
     def rule(info, in_dims, *args):
-        def member(x, dim, i):
-            return x if dim is None else x.select(dim, i)
-
         if in_dims[images] is None and not (lut_gradient and args[-1]):
             joined = [
                 x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -306,21 +200,14 @@ def _batched(op, images: int, lut_gradient: bool) -> None:
                 return out, 0
             empty = out[1].expand(info.batch_size, *out[1].shape)
             return (out[0] if args[-2] else out[0].expand(info.batch_size, 0), empty), (0, 0)
-        outs = [
-            op(*(member(x, dim, i) for x, dim in zip(args, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
-        if not isinstance(outs[0], tuple):
-            return torch.stack(outs), 0
-        return tuple(map(torch.stack, zip(*outs, strict=True))), (0, 0)
+        return one_by_one(op, info, in_dims, args)
 
     vmap(op, rule)
 
 
-fake(_forward, _fake)
-fake(_backward, _fake_backward)
-_batched(_forward, 1, False)
-_batched(_backward, 2, True)
-_apply = differentiable(_forward, _setup, _gradient)
-_gradients = differentiable(_backward, _setup_backward, _second_gradient)
-apply_lut3d_fw = forward_form(apply_lut3d)
+_operator = Linear(
+    apply_lut3d, ("image", "lut"), linear=(1,), fake=_fake, options=_options, along=_along
+)
+_batched(_operator.op, 1, False)
+_batched(_operator.backward_op, 2, True)
+apply_lut3d_fw, apply_lut3d_bw = _operator.fw, _operator.bw

@@ -3,22 +3,11 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import (
-    asked,
-    check_fake,
-    check_tensors,
-    differentiable,
-    fake,
-    forward_form,
-    library,
-    masked,
-    registered,
-    total,
-    vmap,
-)
+from loader.jit.operators.frame import vmap
+
+from .linear import Linear
 
 _MODES, _BOUNDARIES = ("same", "valid", "full"), ("zero", "reflect", "nearest")
-_forward, _backward = library("convolve2d"), registered("convolve2d_backward")
 
 
 def convolve2d(image: Tensor, kernel: Tensor, mode: str = "same", boundary: str = "zero") -> Tensor:
@@ -51,35 +40,7 @@ def convolve2d(image: Tensor, kernel: Tensor, mode: str = "same", boundary: str 
 
     Source: `convolve2d_reference`.
     """
-    _check(kernel, mode, boundary, image=image)
-    return _convolve2d(image, kernel, mode, boundary)
-
-
-def convolve2d_bw(
-    grad_out: Tensor,
-    image: Tensor,
-    kernel: Tensor,
-    mode: str = "same",
-    boundary: str = "zero",
-    output_mask: tuple[bool, bool] = (True, False),
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernels alone: gradients of sum(grad_out * convolve2d(image, kernel, ...)).
-
-    Args:
-        grad_out: shape of the output, dtype and device of `image`, any strides.
-        image, kernel, mode, boundary: as in the forward.
-        output_mask: which gradients to compute, of image and of kernel.
-
-    Returns:
-        grad_image, or grad_kernel in the dtype of `kernel`, or both as a tuple, as `output_mask`
-        says.
-    """
-    _check(kernel, mode, boundary, grad_out=grad_out, image=image)
-
-    def gradients(*need):
-        return _gradients(grad_out, image, kernel, mode, boundary, *need)
-
-    return masked("convolve2d", output_mask, ("image", "kernel"), gradients)
+    return _operator(image, kernel, mode, boundary)
 
 
 def convolve2d_reference(
@@ -130,14 +91,14 @@ def benchmark(device):
     return torch.randn(size, size, **make), torch.randn(5, 5, **make)
 
 
-def _check(kernel, mode, boundary, **images) -> None:
-    check_tensors("convolve2d", **images, kernel=kernel)
-    if kernel.dim() != 2:
+def _options(image, kernel, mode, boundary) -> tuple[str, str]:
+    if kernel.dim() != 2:  # (G, kh, kw) is for torch.vmap alone
         raise RuntimeError(f"convolve2d: kernel must be (kh, kw), got {tuple(kernel.shape)}")
-    _check_options(mode, boundary)
+    _check(mode, boundary)
+    return mode, boundary
 
 
-def _check_options(mode, boundary) -> None:
+def _check(mode, boundary) -> None:
     for name, value, allowed in (("mode", mode, _MODES), ("boundary", boundary, _BOUNDARIES)):
         if not isinstance(value, str) or value not in allowed:
             first, second, third = map(repr, allowed)
@@ -147,8 +108,7 @@ def _check_options(mode, boundary) -> None:
 
 
 def _fake(image, kernel, mode, boundary):
-    check_fake("convolve2d", image=image, kernel=kernel)
-    _check_options(mode, boundary)
+    _check(mode, boundary)
     torch._check(
         image.dim() in (2, 3),
         lambda: f"convolve2d: image must be (H, W) or (N, H, W), got {tuple(image.shape)}",
@@ -164,13 +124,10 @@ def _fake(image, kernel, mode, boundary):
     return image.new_empty(_shape(image, kernel, mode, 1))
 
 
-def _fake_backward(grad_out, image, kernel, mode, boundary, need_image, need_kernel):
-    check_fake("convolve2d", grad_out=grad_out, kernel=kernel)
-    _check_options(mode, boundary)
-    return (
-        grad_out.new_empty(_shape(grad_out, kernel, mode, -1) if need_image else (0,)),
-        kernel.new_empty(kernel.shape if need_kernel else (0,)),
-    )
+def _fake_gradients(grad_out, image, kernel, mode, boundary):
+    _check(mode, boundary)
+    shape = _shape(grad_out, kernel, mode, -1)
+    return grad_out.new_empty(shape), kernel.new_empty(kernel.shape)
 
 
 def _shape(x, kernel, mode, sign):
@@ -178,50 +135,6 @@ def _shape(x, kernel, mode, sign):
     grow = {"same": 0, "valid": -sign, "full": sign}[mode]
     sizes = (x.shape[d] + grow * (kernel.shape[d] - 1) for d in (-2, -1))
     return (*x.shape[:-2], *sizes)
-
-
-def _setup(ctx, inputs, output):
-    image, kernel, ctx.mode, ctx.boundary = inputs
-    ctx.save_for_backward(image if ctx.needs_input_grad[1] else None, kernel)
-
-
-def _gradient(ctx, grad_out):
-    image, kernel = ctx.saved_tensors
-    need = ctx.needs_input_grad[:2]
-    if not any(need):
-        return (None,) * 4
-    both = _gradients(grad_out, image, kernel, ctx.mode, ctx.boundary, *need)
-    return *asked(need, both), None, None
-
-
-def _setup_backward(ctx, inputs, output):
-    grad_out, image, kernel, ctx.mode, ctx.boundary, ctx.need_image, ctx.need_kernel = inputs
-    ctx.save_for_backward(grad_out, image, kernel)
-    ctx.set_materialize_grads(False)
-
-
-def _second_gradient(ctx, to_image, to_kernel):
-    """Gradients of the backward; `to_*` is what arrives for its grad_image and grad_kernel.
-
-    F(g, image, kernel) = sum(g * convolve2d(image, kernel)) is linear in each. What arrives meets
-    F(g, to_image, kernel) + F(g, image, to_kernel), whose gradients are the operator's own.
-    """
-    grad_out, image, kernel = ctx.saved_tensors
-    need_grad_out, need_image, need_kernel = ctx.needs_input_grad[:3]
-    options = ctx.mode, ctx.boundary
-    to_grad_out = for_image = for_kernel = None
-    if to_image is not None and ctx.need_image:
-        if need_grad_out:
-            to_grad_out = _convolve2d(to_image, kernel, *options)
-        if need_kernel:
-            for_kernel = _gradients(grad_out, to_image, kernel, *options, False, True)[1]
-    if to_kernel is not None and ctx.need_kernel:
-        if need_grad_out:
-            extra = _convolve2d(image, to_kernel, *options)
-            to_grad_out = total(to_grad_out, extra)
-        if need_image:
-            for_image = _gradients(grad_out, None, to_kernel, *options, True, False)[0]
-    return to_grad_out, for_image, for_kernel, None, None, None, None
 
 
 def _batched(op, images: int, kernel_too: bool):
@@ -259,10 +172,15 @@ def _batched(op, images: int, kernel_too: bool):
     vmap(op, rule)
 
 
-fake(_forward, _fake)
-fake(_backward, _fake_backward)
-_batched(_forward, 1, kernel_too=False)
-_batched(_backward, 2, kernel_too=True)
-_convolve2d = differentiable(_forward, _setup, _gradient)
-_gradients = differentiable(_backward, _setup_backward, _second_gradient)
-convolve2d_fw = forward_form(convolve2d)
+_operator = Linear(
+    convolve2d,
+    ("image", "kernel"),
+    linear=(0, 1),
+    fake=_fake,
+    options=_options,
+    spared=True,
+    fake_gradients=_fake_gradients,
+)
+_batched(_operator.op, 1, kernel_too=False)
+_batched(_operator.backward_op, 2, kernel_too=True)
+convolve2d_fw, convolve2d_bw = _operator.fw, _operator.bw

@@ -3,24 +3,13 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import (
-    asked,
-    batched,
-    check_fake,
-    check_tensors,
-    differentiable,
-    fake,
-    library,
-    masked,
-    registered,
-    vmap,
-)
+from loader.jit.operators import frame
+from loader.jit.operators.frame import asked, batched, check_fake, check_tensors
 
 from .grid_sample_plain import grid_sample_reference
+from .linear import Linear
 
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
-_forward, _backward = library("grid_sample"), registered("grid_sample_backward")
-_backward_backward = registered("grid_sample_backward_backward")
 
 
 def grid_sample(
@@ -62,10 +51,10 @@ def grid_sample(
     Source: `grid_sample_reference`; bicubic: Keys (1981), with a = -0.75.
     """
     check_tensors("grid_sample", input=input, grid=grid)
-    options = _codes(mode, padding_mode, align_corners)
     if torch._C._is_any_autocast_enabled():
+        check_tensors("grid_sample", input=input, grid=grid)
         input, grid = _autocast(input, grid)
-    return _grid_sample(input, grid, *options)
+    return _operator(input, grid, mode, padding_mode, align_corners)
 
 
 def grid_sample_fw(
@@ -76,37 +65,8 @@ def grid_sample_fw(
     align_corners: bool | None = None,
 ) -> Tensor:
     """The forward kernels alone: as `grid_sample`, without gradients and autocast."""
-    check_tensors("grid_sample", input=input, grid=grid)
     with torch.no_grad():
-        return _grid_sample(input, grid, *_codes(mode, padding_mode, align_corners))
-
-
-def grid_sample_bw(
-    grad_out: Tensor,
-    input: Tensor,
-    grid: Tensor,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
-    align_corners: bool | None = None,
-    output_mask: tuple[bool, bool] = (True, False),
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernels alone: gradients of sum(grad_out * grid_sample(input, grid, ...)).
-
-    Args:
-        grad_out: shape of the output, dtype and device of `input`, any strides.
-        input, grid, mode, padding_mode, align_corners: as in the forward.
-        output_mask: which gradients to compute, of input and of grid.
-
-    Returns:
-        grad_input, or grad_grid in the dtype of `grid`, or both as a tuple, as `output_mask` says.
-    """
-    check_tensors("grid_sample", grad_out=grad_out, input=input, grid=grid)
-    options = _codes(mode, padding_mode, align_corners)
-
-    def gradients(*need):
-        return _gradients(grad_out, input, grid, *options, *need, _deterministic())
-
-    return masked("grid_sample", output_mask, ("input", "grid"), gradients)
+        return _operator(input, grid, mode, padding_mode, align_corners)
 
 
 def samples(device):
@@ -137,13 +97,10 @@ def benchmark(device):
     return volume.to(memory_format=torch.channels_last_3d), grid
 
 
-def _codes(mode, padding_mode, align_corners) -> tuple[int, int, bool]:
+def _options(input, grid, mode, padding_mode, align_corners) -> tuple[int, int, bool]:
     """The options as `aten::grid_sampler_2d` numbers them."""
-    return (
-        _code("mode", mode, _MODES),
-        _code("padding_mode", padding_mode, _PADDINGS),
-        bool(align_corners),
-    )
+    interpolation = _code("mode", mode, _MODES)
+    return interpolation, _code("padding_mode", padding_mode, _PADDINGS), bool(align_corners)
 
 
 def _code(name, value, allowed) -> int:
@@ -151,14 +108,6 @@ def _code(name, value, allowed) -> int:
         first, second, third = map(repr, allowed)
         raise ValueError(f"grid_sample: {name} must be {first}, {second} or {third}, got {value!r}")
     return allowed.index(value)
-
-
-def _names(interpolation: int, padding: int, align_corners: bool):
-    return _MODES[interpolation], _PADDINGS[padding], align_corners
-
-
-def _deterministic() -> bool:
-    return torch.are_deterministic_algorithms_enabled()
 
 
 def _autocast(input, grid):
@@ -177,7 +126,6 @@ def _autocast(input, grid):
 
 
 def _fake(input, grid, interpolation, padding, align_corners):
-    check_fake("grid_sample", input=input, grid=grid)
     dims, shapes = input.dim(), f"input {tuple(input.shape)} and grid {tuple(grid.shape)}"
     torch._check(
         dims in (4, 5) and grid.dim() == dims and grid.shape[-1] == dims - 2,
@@ -193,69 +141,33 @@ def _fake(input, grid, interpolation, padding, align_corners):
     return input.new_empty((*input.shape[:2], *grid.shape[1:-1]))
 
 
-def _fake_backward(
-    grad_out,
-    input,
-    grid,
-    interpolation,
-    padding,
-    align_corners,
-    need_input,
-    need_grid,
-    deterministic,
-):
+def _fake_gradients(grad_out, input, grid, *options):
+    return torch.empty_like(input), grid.new_empty(grid.shape)
+
+
+def _fake_second(to_grad_input, to_grad_grid, grad_out, input, grid, *options):
     check_fake("grid_sample", grad_out=grad_out, input=input, grid=grid)
-    return (
-        torch.empty_like(input) if need_input else input.new_empty(0),
-        grid.new_empty(grid.shape if need_grid else (0,)),
-    )
+    all_three = grad_out.new_empty(grad_out.shape), *_fake_gradients(grad_out, input, grid)
+    need = options[3:6]
+    return tuple(x if w else x.new_empty(0) for x, w in zip(all_three, need, strict=True))
 
 
-def _fake_backward_backward(
-    to_grad_input, to_grad_grid, grad_out, input, grid, interpolation, padding, align_corners,
-    need_grad_out, need_input, need_grid, deterministic,
-):  # fmt: skip
-    check_fake("grid_sample", grad_out=grad_out, input=input, grid=grid)
-    return (
-        grad_out.new_empty(grad_out.shape if need_grad_out else (0,)),
-        torch.empty_like(input) if need_input else input.new_empty(0),
-        grid.new_empty(grid.shape if need_grid else (0,)),
-    )
+class _GridSample(Linear):
+    """With a kernel of its own for the second derivative: one pass where the rule takes several,
+    and the grid's part has no other.
+    """
 
-
-def _setup(ctx, inputs, output):
-    input, grid, *ctx.options = inputs
-    ctx.save_for_backward(input, grid)
-
-
-def _gradient(ctx, grad_out):
-    need = ctx.needs_input_grad[:2]
-    if not any(need):
-        return (None,) * 5
-    both = _gradients(grad_out, *ctx.saved_tensors, *ctx.options, *need, _deterministic())
-    return *asked(need, both), None, None, None
-
-
-def _setup_backward(ctx, inputs, output):
-    *tensors, interpolation, padding, align_corners, need_input, need_grid, _ = inputs
-    ctx.options, ctx.needed = (interpolation, padding, align_corners), (need_input, need_grid)
-    ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _second_gradient(ctx, *arriving):
-    """Gradients of the backward; `arriving` is what comes for its grad_input and grad_grid."""
-    arriving = [x if needed else None for x, needed in zip(arriving, ctx.needed, strict=True)]
-    need = ctx.needs_input_grad[:3]
-    if not any(need) or all(x is None for x in arriving):
-        return (None,) * 9
-    if ctx.options[0] == _MODES.index("bicubic"):
-        grads = _composite(*arriving, *ctx.saved_tensors, ctx.options)
-    else:
-        grads = _second_gradients(
-            *arriving, *ctx.saved_tensors, *ctx.options, *need, _deterministic()
-        )
-    return *asked(need, grads), *[None] * 6
+    def _second(self, ctx, *arriving):
+        arriving = [x if needed else None for x, needed in zip(arriving, ctx.needed, strict=True)]
+        need, tensors, options = ctx.needs_input_grad[:3], ctx.saved_tensors, ctx.options
+        found = (None,) * 3
+        if any(need) and any(x is not None for x in arriving):
+            if options[0] == _MODES.index("bicubic"):
+                found = _composite(*arriving, *tensors, options)
+            else:
+                deterministic = torch.are_deterministic_algorithms_enabled()
+                found = _second_gradients(*arriving, *tensors, *options, *need, deterministic)
+        return *asked(need, found), *(None,) * 6
 
 
 def _setup_second(ctx, inputs, output):
@@ -279,9 +191,12 @@ def _third_gradient(ctx, *arriving):
 
 def _composite(to_grad_input, to_grad_grid, grad_out, input, grid, options):
     """Gradients of the backward to grad_out, input and grid, differentiable any number of times."""
+    interpolation, padding, corners = options
 
     def forward(input, grid):
-        return (grid_sample_reference(input, grid, *_names(*options)),)
+        return (
+            grid_sample_reference(input, grid, _MODES[interpolation], _PADDINGS[padding], corners),
+        )
 
     def backward(grad_out, input, grid):
         return _pull(forward, (input, grid), (grad_out,))
@@ -326,15 +241,21 @@ def _batched_forward(op) -> None:
         out = op(input.flatten(0, 1), grid.flatten(0, 1), *options)
         return out.unflatten(0, (B, input.shape[1])), 0
 
-    vmap(op, rule)
+    frame.vmap(op, rule)
 
 
-fake(_forward, _fake)
-fake(_backward, _fake_backward)
-fake(_backward_backward, _fake_backward_backward)
-_batched_forward(_forward)
-batched(_backward, flatten=True)
+_operator = _GridSample(
+    grid_sample,
+    ("input", "grid"),
+    linear=(0,),
+    fake=_fake,
+    options=_options,
+    fake_gradients=_fake_gradients,
+)
+_backward_backward = frame.registered("grid_sample_backward_backward")
+frame.fake(_backward_backward, _fake_second)
+_batched_forward(_operator.op)
+batched(_operator.backward_op, flatten=True)
 batched(_backward_backward, flatten=True)
-_grid_sample = differentiable(_forward, _setup, _gradient)
-_gradients = differentiable(_backward, _setup_backward, _second_gradient)
-_second_gradients = differentiable(_backward_backward, _setup_second, _third_gradient)
+_second_gradients = frame.differentiable(_backward_backward, _setup_second, _third_gradient)
+grid_sample_bw = _operator.bw

@@ -5,24 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import (
-    asked,
-    check_fake,
-    check_tensors,
-    differentiable,
-    fake,
-    forward_form,
-    library,
-    masked,
-    registered,
-    total,
-    vmap,
-)
+from loader.jit.operators.frame import check_tensors, masked, vmap
 from loader.jit.operators.shapes import Sizes
+
+from .linear import Linear, one_by_one
 
 _NAME = "hash_grid_encoding"
 _PRIMES = 1, 2654435761, 805459861
-_forward, _backward = library(_NAME), registered(f"{_NAME}_backward")
 
 
 def hash_grid_encoding(
@@ -70,8 +59,7 @@ def hash_grid_encoding(
     Source: Mueller, Evans, Schied, Keller: Instant Neural Graphics Primitives with a
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
-    options = _options(points, table, base_resolution, per_level_scale)
-    return _encode(points, table, None, *options)
+    return _operator(points, table, base_resolution, per_level_scale)
 
 
 def hash_grid_encoding_bw(
@@ -96,13 +84,12 @@ def hash_grid_encoding_bw(
         grad_table, or grad_points in the dtype of `points`, or both, grad_points first, as
         `output_mask` says.
     """
-    check_tensors(_NAME, grad_out=grad_out)
-    options = _options(points, table, base_resolution, per_level_scale)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
+    check_tensors(_NAME, grad_out=grad_out, points=points, table=table)
+    _, *options = _options(points, table, base_resolution, per_level_scale)
+    tensors = points, table, None
 
     def gradients(*need):
-        return _gradients(grad_out, points, table, None, *options, *need, bool(deterministic))
+        return _operator.gradients(grad_out, tensors, options, need, deterministic)
 
     return masked(_NAME, output_mask, ("points", "table"), gradients)
 
@@ -165,19 +152,17 @@ def benchmark(device):
     return torch.rand(N, 3, **make), torch.randn(16, T, 2, **make)
 
 
-def _options(points, table, base_resolution, per_level_scale) -> tuple[int, float]:
-    check_tensors(_NAME, points=points, table=table)
+def _options(points, table, base_resolution, per_level_scale) -> tuple[None, int, float]:
     if isinstance(base_resolution, bool) or not isinstance(base_resolution, int):
         got = type(base_resolution).__name__
         raise TypeError(f"{_NAME}: base_resolution must be an integer, got {got}")
     if isinstance(per_level_scale, bool) or not isinstance(per_level_scale, (int, float)):
         got = type(per_level_scale).__name__
         raise TypeError(f"{_NAME}: per_level_scale must be a number, got {got}")
-    return base_resolution, float(per_level_scale)
+    return None, base_resolution, float(per_level_scale)
 
 
 def _fake(points, table, along, base_resolution, per_level_scale):
-    check_fake(_NAME, points=points, table=table)
     torch._check(
         points.dim() == 2 and points.shape[1] in (2, 3),
         lambda: f"{_NAME}: points must be (N, 2) or (N, 3), got {tuple(points.shape)}",
@@ -194,76 +179,36 @@ def _fake(points, table, along, base_resolution, per_level_scale):
     return table.new_empty((points.shape[0], table.shape[0] * table.shape[2]))
 
 
-def _fake_backward(
-    grad_out, points, table, along, base_resolution, scale, need_points, need_table, deterministic
-):
-    check_fake(_NAME, points=points, table=table, grad_out=grad_out)
-    return (
-        points.new_empty(points.shape if need_points else (0,)),
-        table.new_empty(table.shape if need_table else (0,)),
-    )
+class _Encoding(Linear):
+    """With a third tensor, `along`: the derivative along it is linear in it too."""
 
+    def _gradient(self, ctx, grad_out):
+        *both, _, base, scale = super()._gradient(ctx, grad_out)
+        points, table, _ = ctx.saved_tensors
+        for_along = None
+        if ctx.needs_input_grad[2]:
+            need = True, False
+            for_along, _ = self.gradients(grad_out, (points, table, None), ctx.options, need)
+        return *both, for_along, base, scale
 
-def _setup(ctx, inputs, output):
-    points, table, along, *ctx.options = inputs
-    ctx.save_for_backward(points, table, along)
-
-
-def _gradient(ctx, grad_out):
-    points, table, along = ctx.saved_tensors
-    *need, need_along = ctx.needs_input_grad[:3]
-    both, for_along = (None, None), None
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if any(need):
-        both = _gradients(grad_out, points, table, along, *ctx.options, *need, deterministic)
-    if need_along:  # the derivative along it is linear in it
-        need_points = True, False
-        for_along, _ = _gradients(
-            grad_out, points, table, None, *ctx.options, *need_points, deterministic
-        )
-    return *asked(need, both), for_along, None, None
-
-
-def _setup_backward(ctx, inputs, output):
-    *tensors, base, scale, ctx.need_points, ctx.need_table, ctx.deterministic = inputs
-    ctx.options = base, scale
-    ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _second_gradient(ctx, to_points, to_table):
-    """Gradients of the backward; `to_*` is what arrives for its grad_points and grad_table.
-
-    F(g, points, table) = sum(g * encoding) is linear in g and in table. What arrives meets
-    the derivative of F along to_points, whose weights are the slopes of F's, + F(g, points,
-    to_table).
-    """
-    grad_out, points, table, along = ctx.saved_tensors
-    if along is not None:
-        raise NotImplementedError(
-            f"{_NAME}: third derivatives are not computed; differentiate "
-            f"{_NAME}_reference, which is plain PyTorch"
-        )
-    need_grad_out, *need = ctx.needs_input_grad[:3]
-    to_grad_out = for_points = for_table = None
-    if to_points is not None and ctx.need_points:
-        if need_grad_out:
-            to_grad_out = _encode(points, table, to_points, *ctx.options)
-        if any(need):
-            for_points, for_table = _gradients(
-                grad_out, points, table, to_points, *ctx.options, *need, ctx.deterministic
+    def _second(self, ctx, *arriving):
+        if ctx.saved_tensors[3] is not None:
+            raise NotImplementedError(
+                f"{_NAME}: third derivatives are not computed; differentiate "
+                f"{_NAME}_reference, which is plain PyTorch"
             )
-    if to_table is not None and ctx.need_table:
-        if need_grad_out:
-            extra = _encode(points, to_table, None, *ctx.options)
-            to_grad_out = total(to_grad_out, extra)
-        if need[0]:
-            extra, _ = _gradients(
-                grad_out, points, to_table, None, *ctx.options, True, False, ctx.deterministic
-            )
-            for_points = total(for_points, extra)
-    both = asked(need, (for_points, for_table))
-    return to_grad_out, *both, *[None] * 6
+        return super()._second(ctx, *arriving)
+
+
+def _along(to, grad_out, points, table, along, *options_and_need):
+    """The derivative of F along `to` has the slopes of F's weights as its weights."""
+    *options, need = options_and_need
+    tensors = points, table, to
+    to_grad_out = _operator.forward(*tensors, *options) if need[0] else None
+    both = (None, None)
+    if any(need[1:]):
+        both = _operator.gradients(grad_out, tensors, options, need[1:])
+    return to_grad_out, *both
 
 
 def _batched(op, table_at: int) -> None:
@@ -272,21 +217,9 @@ def _batched(op, table_at: int) -> None:
     """
 
     def rule(info, in_dims, *args):
-        shared = in_dims[table_at] is None and not (op is _backward and args[7])
-        if not shared:
-
-            def member(i):
-                return op(
-                    *(
-                        x if dim is None else x.select(dim, i)
-                        for x, dim in zip(args, in_dims, strict=True)
-                    )
-                )
-
-            each = [member(i) for i in range(info.batch_size)]
-            if isinstance(each[0], tuple):
-                return tuple(map(torch.stack, zip(*each, strict=True))), (0, 0)
-            return torch.stack(each), 0
+        backward = table_at == 2
+        if in_dims[table_at] is not None or (backward and args[7]):
+            return one_by_one(op, info, in_dims, args)
 
         def joined(i, x, dim):
             if not isinstance(x, Tensor) or i == table_at:
@@ -295,17 +228,22 @@ def _batched(op, table_at: int) -> None:
             return x.flatten(0, 1)
 
         out = op(*(joined(i, *pair) for i, pair in enumerate(zip(args, in_dims, strict=True))))
-        if op is _backward:
+        if backward:
             return (out[0].unflatten(0, (info.batch_size, -1)), out[1]), (0, None)
         return out.unflatten(0, (info.batch_size, -1)), 0
 
     vmap(op, rule)
 
 
-fake(_forward, _fake)
-fake(_backward, _fake_backward)
-_batched(_forward, 1)
-_batched(_backward, 2)
-_encode = differentiable(_forward, _setup, _gradient)
-_gradients = differentiable(_backward, _setup_backward, _second_gradient)
-hash_grid_encoding_fw = forward_form(hash_grid_encoding)
+_operator = _Encoding(
+    hash_grid_encoding,
+    ("points", "table"),
+    linear=(1,),
+    fake=_fake,
+    options=_options,
+    along=_along,
+    extra=1,
+)
+_batched(_operator.op, 1)
+_batched(_operator.backward_op, 2)
+hash_grid_encoding_fw = _operator.fw

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiler
 import pytest
 import torch
 import warm
@@ -37,6 +38,14 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilers(tmp_path_factory):
+    """What checkouts compile with, the same for all workers of a session."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["OCTET_COMPILERS"] = str(compiler.install(base / "compilers"))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -100,6 +109,10 @@ class Checkout:
         env = {k: v for k, v in os.environ.items() if k not in cleared}
         env |= {"LOADER_CACHE_DIR": str(self.cache), "CUDA_VISIBLE_DEVICES": ""}
         env["LOADER_BUILD"] = "eager"
+        if compilers := os.environ.get("OCTET_COMPILERS"):
+            env["PATH"] = f"{compilers}/bin:{env['PATH']}"
+            if "TORCH_CUDA_ARCH_LIST" in changes and os.path.exists(f"{compilers}/cuda/nvcc"):
+                env["PYTORCH_NVCC"] = f"{compilers}/cuda/nvcc"
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env

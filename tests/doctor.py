@@ -17,7 +17,7 @@ from conftest import ROOT
 
 from loader.jit.tools.doctor import context as c
 from loader.jit.tools.doctor import examine
-from loader.jit.tools.doctor.checks import CHECKS as ALL
+from loader.jit.tools.doctor.examine import CHECKS
 
 FACTS = {
     "torch": "2.11.0+cu130",
@@ -27,7 +27,6 @@ FACTS = {
     "setuptools": "81.0.0",
     "flags": ["-gencode=arch=compute_90,code=sm_90"],
 }
-CHECKS = dict(ALL)
 NVCC_13 = "Cuda compilation tools, release 13.0, V13.0.88"
 KNOWN = "\n".join(f"compute_{n}" for n in (75, 80, 86, 90, 100, 103, 110, 120, 121))
 NO_NAMESPACE = subprocess.run(
@@ -41,16 +40,16 @@ import sys, types
 package = types.ModuleType("loader"); package.__path__ = [{str(ROOT)!r}]
 sys.modules["loader"] = package
 from pathlib import Path
-from loader.jit.tools import doctor as d
+from loader.jit.tools import cli
 from loader.jit.tools.doctor import context as c, examine
-from loader.jit.tools.doctor.checks import CHECKS
+from loader.jit.tools.doctor.examine import CHECKS
 facts = {FACTS!r}
 def look(subject, cache, **changes):
     folder, probe, refusal = examine.make_probe(Path(cache))
     context = c.Context(
         Path({str(ROOT)!r}), Path(cache), folder, probe, refusal, "9.0", lambda: facts | changes
     )
-    finding = examine.guarded(subject, dict(CHECKS)[subject], context)
+    finding = examine.guarded(subject, CHECKS[subject], context)
     __import__("shutil").rmtree(probe)
     print(*(finding.state, finding.found, finding.cure), sep="|")
 """

@@ -25,12 +25,20 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+
+
 class ElementwiseTests:
     """`name`, how many `inputs` it takes, and the `library` that has it: loader, or another."""
 
     name: str
     inputs: int
     library = loader
+
+    @pytest.fixture(params=["cpu", pytest.param("cuda", marks=GPU)])
+    def device(self, request):
+        """As in conftest.py, which an operator of another folder does without."""
+        return request.param
 
     def form(self, suffix=""):
         return getattr(self.library, self.name + suffix)

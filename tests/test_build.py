@@ -300,7 +300,7 @@ def test_a_warm_import_adds_at_most_15_ms(tmp_path):
 import os, pathlib, loader
 from loader.jit.cache import key
 session = loader._session
-for name, inputs in session.manifests([*session.units]).items():
+for name, inputs in session.find([*session.units]).items():
     entry = session.store.path / f"{name}-{key.key(inputs)}"
     entry.mkdir(parents=True, exist_ok=True)
     (entry / "manifest.json").touch()

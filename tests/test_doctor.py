@@ -10,7 +10,6 @@ import time
 
 import doctor
 import pytest
-from conftest import ROOT
 from doctor import (
     ALONE,
     CHECKS,
@@ -29,8 +28,9 @@ tool = doctor.tool
 
 
 def run_main(*arguments: str, caches: tuple, **changes):
-    code = f"code = d.main({[*arguments]!r}, Path({str(ROOT)!r}), tuple(map(Path, {[*map(str, caches)]!r})))\n"
+    code = f"code = cli.main({['doctor', *arguments]!r})\n"
     code += "assert 'torch' not in sys.modules\nsys.exit(code)"
+    changes["LOADER_CACHE_DIR"] = os.pathsep.join(map(str, caches))
     env = {**os.environ, **{name: str(value) for name, value in changes.items()}}
     command = [sys.executable, "-c", ALONE + code]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -86,7 +86,7 @@ def test_the_table_is_as_wide_as_the_terminal_and_leaves_commands_whole(monkeypa
         lines[2].startswith(" " * 23 + "words") and lines[-1] == "A build would not work: 1 error."
     )
     page = d.Report([d.Finding("a", "warning", "<b>", "$ x > y")], {})._repr_html_()
-    assert html.escape("<b>") in page and "<code>x &gt; y</code>" in page and "<b>," not in page
+    assert html.escape("<b>") in page and "x &gt; y" in page and "A build would work: 1 war" in page
 
 
 def test_a_bug_report_names_no_user(monkeypatch):
@@ -113,13 +113,6 @@ def test_a_tool_that_hangs_is_ended_with_what_it_started(tool, monkeypatch, cont
     state, found, _ = look("C++ compiler", context)
     assert (state, time.monotonic() - started < 5) == ("error", True)
     assert "does not end within 0.3 s" in found
-
-
-def test_python_too_old(monkeypatch, context):
-    assert look("Python", context)[0] == "ok"
-    monkeypatch.setattr(examine.platform, "python_version", lambda: "3.9.18")
-    state, found, _ = look("Python", context)
-    assert state == "error" and found.startswith("3.9.18") and "3.10 or newer" in found
 
 
 def test_headers_missing(monkeypatch, context, tmp_path):

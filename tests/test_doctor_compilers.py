@@ -10,7 +10,7 @@ import pytest
 from doctor import FACTS, look, needs_namespace, run_alone
 
 from loader.jit.machine import toolchain
-from loader.jit.tools.doctor import checkout, compilers, examine
+from loader.jit.tools.doctor import examine
 
 # Fixtures.
 context = doctor.context
@@ -91,10 +91,10 @@ look("C++ compiler", {str(tmp_path)!r})"""
 
 def test_flags_of_the_user_that_the_compiler_refuses(monkeypatch, context):
     monkeypatch.setenv("CXXFLAGS", "-fno-such-flag")
-    state, found, _ = compilers.check_compiler(context)
+    state, found, _ = look("C++ compiler", context)
     assert state == "error" and "-fno-such-flag" in found
     monkeypatch.setenv("CXXFLAGS", "'-DX")
-    state, found, cure = checkout.check_settings(context)
+    state, found, cure = look("settings", context)
     assert (state, cure) == ("error", "$ unset CXXFLAGS") and "CXXFLAGS" in found
 
 
@@ -139,7 +139,7 @@ def test_cuda_home_without_nvcc(nvcc, monkeypatch, context, tmp_path):
 )
 def test_nvcc_of_another_version_than_torch(release, state, says, nvcc, context):
     nvcc(f"Cuda compilation tools, release {release}, V{release}.61")
-    got, found, cure = look("nvcc and torch", context)
+    got, found, cure = look("nvcc", context)
     assert got == state and says in found and bool(cure) == (state != "ok")
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 from conftest import ROOT, Checkout
 
+from loader.jit.machine import sources
 from loader.jit.operators import new
 
 
@@ -23,7 +24,8 @@ def place(tmp_path_factory):
 @pytest.fixture
 def create(place, monkeypatch):
     """`new.create` in the checkout, without a process."""
-    monkeypatch.setattr(new, "HOME", place.root)
+    for module in (new, sources):
+        monkeypatch.setattr(module, "HOME", place.root)
 
     def run(name, folder=None, like="square", public=frozenset({"build"}), arguments=None):
         return new.create(name, folder, like, public, arguments)
@@ -115,6 +117,13 @@ def test_arguments_that_will_not_do_are_refused(create, tmp_path, arguments, mes
     assert message in str(caught.value) and not (tmp_path / "outside").exists()
 
 
+def test_what_to_make_it_of_is_found_by_looking(create, tmp_path):
+    """Any elementwise operator of one row of files; no list has their names."""
+    for like in ("grid_sample", "none"):
+        with pytest.raises(ValueError, match=rf"--like takes one of add2, .*square; got '{like}'"):
+            create("blend2", tmp_path / "outside", like=like)
+
+
 def test_outside_of_the_checkout_too(place, create, monkeypatch):
     """With the test's own Library, from any folder, and a path that no shell would like."""
     folder = place.root.parent / "it's mine"
@@ -166,7 +175,7 @@ def test_what_is_made_is_formatted(create, place, tmp_path):
         ("ops", "loader.ops is something else already"),
         ("half", "has a meaning in include/common.h"),
         ("launch", "has a meaning in include/torch/glue.h"),
-        ("std", "has a meaning in include/torch/glue.h"),
+        ("std", "has a meaning in include/"),
         ("exp", "is a function of C's own"),
         ("read", "is a function of C's own"),
     ],

@@ -1,8 +1,6 @@
 """What a trial lets in and what it does not: of every operator, on every source file of it."""
 
-import os
 import shutil
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -18,37 +16,12 @@ from loader.jit.live.trial import Verdict
 
 UNITS = sorted(file.stem for file in (ROOT / "ops").glob("*.cpp"))
 
-# A compiler that keeps what it makes under a digest of what is left of a source without comments.
-# A comment changes nothing of that, so that an edit of a header costs no compilation.
-_COMPILER = f"""#!{sys.executable}
-import hashlib, os, shutil, subprocess, sys
-words, program = sys.argv[1:], os.path.basename(sys.argv[0])
-program = os.environ["REAL_NVCC"] if program == "nvcc" else program
-if "-c" not in words:
-    os.execvp(program, [program, *words])
-at = words.index("-o")
-made, rest = words[at + 1], [word for word in words[:at] + words[at + 2 :] if word != "-c"]
-done = subprocess.run([program, "-E", *rest], capture_output=True)
-left = [line for line in done.stdout.splitlines() if line.strip() and line[:2] != b"# "]
-digest = hashlib.sha256(repr((left, rest)).encode()).hexdigest()
-stored = os.path.join(os.path.dirname(sys.argv[0]), digest)
-if done.returncode or not os.path.exists(stored):
-    status = subprocess.run([program, *words]).returncode
-    if status:
-        sys.exit(status)
-    shutil.copyfile(made, stored)
-shutil.copyfile(stored, made)
-"""
-
 
 def living(folder, unit: str, **changes) -> Living:
-    """A process with one operator, in a copy of the sources; what it compiles it does once."""
+    """A process with one operator, in a copy of the sources; a comment costs no compilation."""
     checkout = Checkout(folder, only=unit)
-    for name in ("c++", "nvcc"):
-        (folder / name).write_text(_COMPILER)
-        (folder / name).chmod(0o755)
     given = checkout.environment
-    checkout.environment = lambda **more: given(CXX=folder / "c++", **changes, **more)
+    checkout.environment = lambda **more: given(**changes, **more)
     process = Living(checkout)
     process(f"import loader; loader.{unit}")
     return process
@@ -96,13 +69,7 @@ def test_a_comment_is_let_in_wherever_it_stands(unit, tmp_path):
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc on PATH")
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_comment_in_a_cuda_kernel_is_let_in(unit, tmp_path):
-    process = living(
-        tmp_path,
-        unit,
-        TORCH_CUDA_ARCH_LIST="9.0",
-        PYTORCH_NVCC=tmp_path / "nvcc",
-        REAL_NVCC=os.path.realpath(shutil.which("nvcc")),
-    )
+    process = living(tmp_path, unit, TORCH_CUDA_ARCH_LIST="9.0")
     try:
         edited = let_in_comments(process, unit, (".cu",))
     finally:

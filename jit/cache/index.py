@@ -68,7 +68,7 @@ class Index:
         for folder in source_folders(self._root):
             facts += listed(folder)
         for path in paths:
-            stat = os.stat(os.path.join(self._root, path))
+            stat = os.stat(path if path[0] == "/" else f"{self._root}/{path}")
             facts.append(
                 f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
             )

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from dataclasses import replace
 
 from ..machine.sources import Sources, Unit
 from ..machine.toolchain import NATIVE, Toolchain
@@ -54,7 +53,7 @@ def serves(stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources) -> 
         same |= {"cxx": made["cxx"], "environment": tuple(made["environment"])}
         if NATIVE not in made["cflags"]:
             toolchain = toolchain.portable()
-    return stored == manifest(unit, replace(toolchain, **same), sources)
+    return stored == manifest(unit, toolchain._replace(**same), sources)
 
 
 def _covers(made: str, wanted: str, without_nvcc: bool) -> bool:

@@ -3,15 +3,14 @@
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 HOME = Path(__file__).parents[2]  # loader's own folder, whose headers serve any other one too
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """The compiled sources of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`.
 
     Of a CUDA part that takes long, `kernels/X.<anything>.cu` is compiled beside it. Where an

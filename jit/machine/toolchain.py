@@ -4,12 +4,11 @@ import glob
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import sys
-from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from . import gpus, settings
 
@@ -45,10 +44,7 @@ CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
 CUDA_FLAGS = ["-O1", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
 
 
-@dataclass(frozen=True)
-class Toolchain:
-    """All but the sources that a build depends on; `cxx` and `nvcc` are None where missing."""
-
+class _Facts(NamedTuple):
     cxx: str | None  # identity: resolved path, size and time of change
     nvcc: str | None
     cuda_home: str | None
@@ -63,10 +59,14 @@ class Toolchain:
     ldflags: tuple[str, ...]
     environment: tuple[str, ...]
 
+
+class Toolchain(_Facts):
+    """All but the sources that a build depends on; `cxx` and `nvcc` are None where missing."""
+
     @cached_property
     def identity(self) -> dict:
         """Return what enters a build's key, by name."""
-        facts = {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        facts = {k: [*v] if isinstance(v, tuple) else v for k, v in self._asdict().items()}
         del facts["cuda_home"]  # nvcc's identity has the path
         if not self.architectures:
             del facts["nvcc"], facts["cuda_flags"]
@@ -82,8 +82,9 @@ class Toolchain:
         cuda = [environment.get(f"NVCC_{which}PEND_FLAGS", "").split() for which in ("PRE", "AP")]
         words = [*self.cflags, *cuda[0], *cuda[1]]
         for word, after in zip(words, [*words[1:], ""], strict=True):
-            if flag := re.fullmatch(r"-(?:I|isystem|iquote|idirafter)=?(.*)", word):
-                found.append(flag[1] or after)
+            if word[:2] in ("-I", "-i"):  # a warm import compiles no pattern
+                flag = re.fullmatch(r"-(?:I|isystem|iquote|idirafter)=?(.*)", word)
+                found += [flag[1] or after] if flag else []
         return tuple(os.path.abspath(folder) for folder in found if folder)
 
     def command(self, variable: str) -> list[str]:
@@ -92,7 +93,7 @@ class Toolchain:
 
     def portable(self) -> "Toolchain":
         """The same for any CPU of this kind."""
-        return replace(self, cpu="", cflags=tuple(f for f in self.cflags if f != NATIVE))
+        return self._replace(cpu="", cflags=tuple(f for f in self.cflags if f != NATIVE))
 
 
 @cache
@@ -125,12 +126,24 @@ def current(cache_dir: Path) -> Toolchain:
     )
 
 
+def split(text: str) -> list[str]:
+    """Return the words of a text, as a shell has them.
+
+    Raises: ValueError for a quotation that does not end.
+    """
+    if not {*text} & {*"'\"\\"}:
+        return text.split()
+    import shlex  # which a warm import does without
+
+    return shlex.split(text)
+
+
 def words(variables: list[str]) -> list[str]:
     """Return the flags in these environment variables, split as a shell would; none sees them."""
     found = []
     for name in variables:
         try:
-            found += shlex.split(os.environ.get(name, ""))
+            found += split(os.environ.get(name, ""))
         except ValueError as error:
             raise ValueError(
                 f"{name} cannot be split into flags ({error}): {os.environ[name]!r}"
@@ -145,14 +158,14 @@ def command(variable: str, cuda_home: str | None = None) -> list[str]:
     """
     usual = "c++" if variable == "CXX" else os.path.join(cuda_home or "", "bin", "nvcc")
     text = os.environ.get(variable) or usual
-    return [text] if os.path.isfile(text) else shlex.split(text)
+    return [text] if os.path.isfile(text) else split(text)
 
 
 def identity(command: str) -> str | None:
     """Return which programs a command such as `ccache g++` runs; None where one is missing."""
     facts: list[str] = []
     try:
-        words = [command] if os.path.isfile(command) else shlex.split(command)
+        words = [command] if os.path.isfile(command) else split(command)
     except ValueError:
         return None  # a quotation that does not end
     for word in words:
@@ -210,9 +223,6 @@ def cpu_features() -> str:
             first = file.read(8192).split(b"\n\n")[0]
     except OSError:
         return "unknown"
-    facts = [
-        line
-        for line in first.splitlines()
-        if re.match(rb"(model|cpu family|flags|Features|CPU )", line)
-    ]
+    named = (b"model", b"cpu family", b"flags", b"Features", b"CPU ")
+    facts = [line for line in first.splitlines() if line.startswith(named)]
     return hashlib.sha256(b"\n".join(facts)).hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +10,8 @@ from .frame import (
     asked,
     backward_form,
     batched,
+    check_all,
     check_fake,
-    check_tensors,
     differentiable,
     fake,
     forward_form,
@@ -21,28 +20,10 @@ from .frame import (
 )
 
 
-class Elementwise(NamedTuple):
-    """The part of an elementwise operator's module beside the operator and its reference.
-
-    Attributes:
-        call: the operator, arguments checked, differentiable.
-        fw: the public `X_fw`.
-        bw: the public `X_bw`.
-        samples: small arguments, to compare operator and reference on after an edit.
-        benchmark: arguments of a size worth timing.
-    """
-
-    call: Callable
-    fw: Callable
-    bw: Callable
-    samples: Callable
-    benchmark: Callable
-
-
 def elementwise(
     function: Callable, reference: Callable, gradient: Callable | None = None
-) -> Elementwise:
-    """The Python side of the operator whose public function is `function`.
+) -> tuple[Callable, ...]:
+    """X with its arguments checked, `X_fw`, `X_bw`, `samples` and `benchmark` of a public X.
 
     The operator and its backward are those that `ops/X.cpp` registers by OCTET_ELEMENTWISE and
     OCTET_ELEMENTWISE_BACKWARD. Derivatives of the second order and above are the reference's.
@@ -56,32 +37,36 @@ def elementwise(
     name = function.__name__
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.default is p.empty]
-    forward = library(name)
-    backward = _plain(names, gradient) if gradient else _kernel(name, names, reference)
-    kept = [*inspect.signature(gradient).parameters][1:] if gradient else names
-    keep = [names.index(argument) for argument in kept]
+    operator = library(name)
+    if gradient:
+        kept = [names.index(argument) for argument in [*inspect.signature(gradient).parameters][1:]]
+    else:
+        kept, kernels = range(len(names)), _kernels(name, names, reference)
+
+    def backward(grad_out, kept_inputs, mask):
+        if gradient:
+            return asked(mask, gradient(grad_out, *kept_inputs))
+        return kernels(grad_out, kept_inputs, mask)
 
     def save(ctx, inputs, output):
-        ctx.save_for_backward(*(inputs if kept == names else [inputs[i] for i in keep]))
+        ctx.save_for_backward(*(inputs[i] for i in kept))
 
     def derive(ctx, grad_out):
-        return backward(grad_out, ctx.saved_tensors, ctx.needs_input_grad)
+        return tuple(backward(grad_out, ctx.saved_tensors, ctx.needs_input_grad))
 
-    def derive_alone(grad_out, *inputs, mask):
-        return backward(grad_out, inputs if kept == names else [inputs[i] for i in keep], mask)
+    def gradients(grad_out, *inputs, mask):
+        return backward(grad_out, [inputs[i] for i in kept], mask)
 
-    fake(forward, lambda *x: _like_the_first(name, names, x))
-    batched(forward, flatten=False)
-    formula = differentiable(forward, save, derive)
+    fake(operator, lambda *x: _like_the_first(name, names, x))
+    batched(operator, flatten=False)
+    formula = differentiable(operator, save, derive)
 
     def call(*args):
-        for x in args:
-            if not isinstance(x, Tensor):
-                check_tensors(name, **dict(zip(names, args, strict=True)))
+        check_all(name, names, args)
         return formula(*args)
 
-    bw = backward_form(function, names, derive_alone, default=(True,) * len(names))
-    return Elementwise(call, forward_form(function), bw, *_arguments(len(names)))
+    bw = backward_form(function, names, gradients, default=(True,) * len(names))
+    return call, forward_form(function), bw, *_arguments(len(names))
 
 
 def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
@@ -99,16 +84,7 @@ def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
     return torch.empty_like(tensors[0])
 
 
-def _plain(names: list[str], gradient: Callable) -> Callable:
-    """The backward of an operator that needs no kernel for it."""
-
-    def backward(grad_out, kept, mask):
-        return tuple(asked(mask, gradient(grad_out, *kept)))
-
-    return backward
-
-
-def _kernel(name: str, names: list[str], reference: Callable) -> Callable:
+def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
     """The backward by the operator's own kernel, differentiable to any order."""
     operator, several = registered(f"{name}_backward"), len(names) > 1
 
@@ -125,13 +101,14 @@ def _kernel(name: str, names: list[str], reference: Callable) -> Callable:
 
     def derive(ctx, *arriving):
         """Of what arrives for the gradients, by the reference."""
-        arriving = tuple(x for x, wanted in zip(arriving, ctx.mask, strict=True) if wanted)
+
+        def wanted(gradients):
+            return tuple(x for x, wanted in zip(gradients, ctx.mask, strict=True) if wanted)
 
         def gradients(grad_out, *inputs):
-            found = torch.func.vjp(reference, *inputs)[1](grad_out)
-            return tuple(x for x, wanted in zip(found, ctx.mask, strict=True) if wanted)
+            return wanted(torch.func.vjp(reference, *inputs)[1](grad_out))
 
-        grads = torch.func.vjp(gradients, *ctx.saved_tensors)[1](arriving)
+        grads = torch.func.vjp(gradients, *ctx.saved_tensors)[1](wanted(arriving))
         return (*grads, None) if several else grads
 
     fake(operator, fake_backward)
@@ -140,9 +117,9 @@ def _kernel(name: str, names: list[str], reference: Callable) -> Callable:
 
     def backward(grad_out, inputs, mask):
         if not several:
-            return (call(grad_out, *inputs),) if mask[0] else (None,)
+            return (call(grad_out, *inputs) if mask[0] else None,)
         mask = [bool(wanted) for wanted in mask]
-        return tuple(asked(mask, call(grad_out, *inputs, mask)))
+        return asked(mask, call(grad_out, *inputs, mask))
 
     return backward
 

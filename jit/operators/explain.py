@@ -12,18 +12,16 @@ def explanation(session: Session, names: list[str]) -> Table:
     """Return, for each unit, whether it is in the store, when it was built there, and why."""
     table = Table("Why each operator was built", ("operator", "state", "why"))
     edits = _edits()
-    inputs = session.manifests(names)
+    missing = session.find(names)
     for name in names:
-        recorded = session.store.manifest(name, session.lookup(name, inputs[name]) or "")
-        if recorded:
+        if name in missing:
+            state = "not built yet"
+            why = why_built(session.store, session.units[name], missing[name])
+        else:
+            recorded = session.store.manifest(name, session.keys[name]) or {}
             seconds = sum(recorded.get("seconds", {}).values())
             ago = duration(time.time() - recorded.get("made", 0))
             state, why = f"built {ago} ago in {seconds:.1f} s", recorded.get("why", [])
-        else:
-            state, why = (
-                "not built yet",
-                why_built(session.store, session.units[name], inputs[name]),
-            )
         first, *rest = why or ["not recorded"]
         table.rows.append((name, state, first))
         table.rows += [("", "", line) for line in rest]

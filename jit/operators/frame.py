@@ -1,6 +1,7 @@
 """The Python side that every operator shares: loading, derivatives, argument types."""
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,28 +24,34 @@ def registered(name: str):
     return torch._ops._OpNamespace.__getattr__(torch.ops.octet, name).default
 
 
-_functions: dict[tuple[str, str], Callable] = {}
+_latest: dict[tuple[str, str], Callable] = {}
 
 
-def _later(op, role: str, function: Callable) -> Callable | None:
+def _later(name: str, role: str, function: Callable) -> Callable | None:
     """`function` for a role that torch lets an operator be given only once.
 
     What torch gets looks the function up when it is called, so that an edit of `ops/X.py`, which is
     run again then, changes it; None where torch has that already.
     """
-    known = (op.name(), role) in _functions
-    _functions[op.name(), role] = function
+    key = name, role
+    known, _latest[key] = key in _latest, function
 
     def latest(*args, **named):
-        return _functions[op.name(), role](*args, **named)
+        return _latest[key](*args, **named)
 
     return None if known else latest
 
 
 def fake(op, function: Callable) -> None:
     """Tell torch what a registered operator returns for tensors without data."""
-    if later := _later(op, "fake", function):
+    if later := _later(op.name(), "fake", function):
         torch.library.register_fake(op.name(), later)
+
+
+def vmap(op, rule: Callable) -> None:
+    """Tell torch.vmap how to run a registered operator on a batch, as register_vmap has it."""
+    if later := _later(op.name(), "vmap", rule):
+        torch.library.register_vmap(op, later)
 
 
 def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
@@ -55,28 +62,25 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
     torch.library.register_autograd; and the function returned, which is quicker in eager mode and
     which torch.func can transform (torch 2.11 cannot transform the former).
     """
-    setup, gradient = _later(op, "setup", setup_context), _later(op, "backward", backward)
+    setup = _later(op.name(), "setup", setup_context)
+    gradient = _later(op.name(), "backward", backward)
     if setup:
         torch.library.register_autograd(op, gradient, setup_context=setup)
-    below_autograd, any_requires_grad = (
+    below_autograd, any_requires_grad, transforming = (
         torch._C._AutoDispatchBelowAutograd,
         torch._C._any_requires_grad,
+        torch._C._are_functorch_transforms_active,
     )
-    transforming = torch._C._are_functorch_transforms_active
 
     def forward(*args):
         with below_autograd():
             return op(*args)
 
+    methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
     formula = type(
         f"{op.name().split('::')[1]}_formula",
         (torch.autograd.Function,),
-        {
-            "forward": staticmethod(forward),
-            "setup_context": staticmethod(setup_context),
-            "backward": staticmethod(backward),
-            "generate_vmap_rule": True,
-        },
+        {k: staticmethod(f) for k, f in methods.items()} | {"generate_vmap_rule": True},
     )
     # formula.apply ends in this outside of torch.func, after 14 us for the signature of `forward`.
     apply = super(torch.autograd.Function, formula).apply
@@ -98,8 +102,19 @@ def check_tensors(op: str, **arguments) -> None:
     """TypeError for the first argument that is no tensor."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
-            got = type(value).__name__ + _cure(value)
+            got = type(value).__name__
+            if type(value).__module__ == "numpy":
+                got += "; convert it with torch.from_numpy()"
+            elif isinstance(value, (list, tuple, int, float)):
+                got += "; convert it with torch.tensor()"
             raise TypeError(f"{op}: {name} must be a torch.Tensor, got {got}")
+
+
+def check_all(op: str, names: list[str], args: Sequence) -> None:
+    """The same of arguments in the order of their names, quicker where all are tensors."""
+    for x in args:
+        if not isinstance(x, Tensor):
+            check_tensors(op, **dict(zip(names, args, strict=True)))
 
 
 def check_fake(op: str, **arguments: Tensor) -> None:
@@ -118,14 +133,6 @@ def check_fake(op: str, **arguments: Tensor) -> None:
             )
 
 
-def _cure(value) -> str:
-    if type(value).__module__ == "numpy":
-        return "; convert it with torch.from_numpy()"
-    return (
-        "; convert it with torch.tensor()" if isinstance(value, (list, tuple, int, float)) else ""
-    )
-
-
 def masked(op: str, mask, names: Sequence[str], compute: Callable):
     """What `X_bw` returns: of the gradients to the tensors named those that `output_mask` asks for.
 
@@ -134,16 +141,19 @@ def masked(op: str, mask, names: Sequence[str], compute: Callable):
     Raises: ValueError where the mask does not say which of the gradients to compute.
     """
     if not isinstance(mask, (tuple, list)) or len(mask) != len(names) or not any(mask):
-        count = ("no", "one", "two", "three", "four")[len(names)] if len(names) < 5 else len(names)
-        *before, last = names
+        count = ("one flag", "two flags", "three flags", f"{len(names)} flags")[len(names[:4]) - 1]
         raise ValueError(
-            f"{op}: output_mask must be {count} flags, for {', '.join(before)} and {last}, "
-            f"at least one of them set, got {mask}"
+            f"{op}: output_mask must be {count}, for {_and(names)}, at least one of them set, "
+            f"got {mask}"
         )
     with torch.no_grad():
         gradients = compute(*map(bool, mask))
     some = tuple(x for x, wanted in zip(gradients, mask, strict=True) if wanted)
     return some if len(some) > 1 else some[0]
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def asked(mask, gradients) -> list[Tensor | None]:
@@ -158,69 +168,61 @@ def total(a: Tensor | None, b: Tensor) -> Tensor:
 
 def forward_form(function: Callable) -> Callable:
     """The public `X_fw` of a public X."""
-    name = function.__name__
 
     @functools.wraps(function)
     def form(*args, **named):
         with torch.no_grad():
             return function(*args, **named)
 
-    form.__name__ = form.__qualname__ = f"{name}_fw"
-    form.__doc__ = f"The forward kernel alone: as `{name}`, without gradients."
+    form.__name__ = form.__qualname__ = f"{function.__name__}_fw"
+    form.__doc__ = f"The forward kernel alone: as `{function.__name__}`, without gradients."
     return form
 
 
 def backward_form(
-    function: Callable, names: list[str], backward: Callable, default: tuple[bool, ...]
+    function: Callable, names: Sequence[str], backward: Callable, default: tuple[bool, ...]
 ) -> Callable:
-    """The public `X_bw` of a public X of the tensors named.
+    """The public `X_bw` of a public X of the tensors named, which may have options behind these.
 
-    `backward(grad_out, *tensors, mask=...)` gives a gradient for each of them; `default` is the
-    output_mask that holds where none is given. An X of one tensor has none.
+    `backward(grad_out, *arguments, mask=...)` gives a gradient for each of the tensors; `default`
+    is the output_mask that holds where none is given.
     """
     name, several = function.__name__, len(names) > 1
-    tensors = ["grad_out", *names]
-    _functions[name, "backward form"] = backward
+    parameters = [*inspect.signature(function).parameters.values()]
+    key, tensors = (name, "backward form"), ["grad_out", *names]
+    _latest[key] = backward
 
-    def run(*args, mask=(True,)):
-        for x in args:
-            if not isinstance(x, Tensor):
-                check_tensors(name, **dict(zip(tensors, args, strict=True)))
-        compute = _functions[name, "backward form"]
-        if several:
-            return masked(name, mask, names, lambda *flags: compute(*args, mask=flags))
-        with torch.no_grad():
-            return compute(*args, mask=mask)[0]
+    def run(*args, mask):
+        check_all(name, tensors, args[: len(tensors)])
+        return masked(name, mask, names, lambda *flags: _latest[key](*args, mask=flags))
 
-    listed = ", ".join(tensors)
-    mask, to_run = (f", output_mask={default}", ", mask=output_mask") if several else ("", "")
-    form = eval(f"lambda {listed}{mask}: run({listed}{to_run})", {"run": run})
+    arguments = ", ".join(["grad_out", *(p.name for p in parameters)])
+    given = "".join(f", {p.name}={p.default!r}" for p in parameters[len(names) :])
+    form = eval(
+        f"lambda {', '.join(tensors)}{given}, output_mask={default}: "
+        f"run({arguments}, mask=output_mask)",
+        {"run": run},
+    )
     form.__name__ = form.__qualname__ = f"{name}_bw"
     form.__module__ = function.__module__
-    form.__annotations__ = dict.fromkeys(tensors, Tensor)
-    form.__annotations__["return"] = Tensor
+    form.__annotations__ = {
+        "grad_out": Tensor,
+        **function.__annotations__,
+        "output_mask": tuple[(bool,) * len(names)],
+        "return": Tensor | tuple[(Tensor,) * len(names)] if several else Tensor,
+    }
     form.__doc__ = f"""The backward kernel alone: gradients of sum(grad_out * {name}(...)).
 
     Args:
         grad_out: shape, dtype and device of the output, any strides.
-        {", ".join(names)}: as in the forward."""
-    if several:
-        form.__annotations__["output_mask"] = tuple[(bool,) * len(names)]
-        form.__annotations__["return"] = Tensor | tuple[(Tensor,) * len(names)]
-        form.__doc__ += f"""
-        output_mask: which gradients to compute, of {", ".join(names[:-1])} and of {names[-1]}.
+        {arguments.removeprefix("grad_out, ")}: as in the forward.
+        output_mask: which gradients to compute, of {_and(names)}.
 
     Returns:
         the gradient asked for, or a tuple of those, in this order; each has its tensor's shape
         and dtype.
     """
     return form
-
-
-def vmap(op, rule: Callable) -> None:
-    """Tell torch.vmap how to run a registered operator on a batch, as register_vmap has it."""
-    if later := _later(op, "vmap", rule):
-        torch.library.register_vmap(op, later)
 
 
 def batched(op, flatten: bool) -> None:
@@ -237,15 +239,14 @@ def batched(op, flatten: bool) -> None:
             x = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
             return x.flatten(0, 1) if flatten else x
 
-        out = op(*(whole(x, dim) for x, dim in zip(args, in_dims, strict=True)))
-
         def split(x):
             if flatten:
                 return x.unflatten(0, (info.batch_size, len(x) // info.batch_size))
             return x.expand(info.batch_size, 0) if x.shape == (0,) else x  # was not asked for
 
-        return (
-            (tuple(map(split, out)), (0,) * len(out)) if isinstance(out, tuple) else (split(out), 0)
-        )
+        out = op(*map(whole, args, in_dims))
+        if isinstance(out, tuple):
+            return tuple(map(split, out)), (0,) * len(out)
+        return split(out), 0
 
     vmap(op, rule)

@@ -8,16 +8,17 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ..build.receipt import Receipt
 from ..errors import no_attribute
+from ..errors.table import Table
 from ..machine import settings
 from ..machine.forks import Lock
 from ..machine.sources import HOME, listed
 from .session import Session
 
 _loaded: dict[str, "Library"] = {}  # by folder: its operators can be registered only once
-_FORMS = ("", "_fw", "_bw", "_reference")
 
 
 class Library(ModuleType):  # so that torch.compile sees in it what it sees in loader
@@ -47,7 +48,7 @@ class Library(ModuleType):  # so that torch.compile sees in it what it sees in l
     _session: Session
     _made_of: tuple[str, str | None]
 
-    def __new__(cls, path, cache=None):
+    def __new__(cls, path: Any, cache: Any = None) -> "Library":
         """The object of this folder, made where it is asked for the first time."""
         root = _folder(path)
         caches = settings.cache_dirs(HOME)
@@ -66,7 +67,7 @@ class Library(ModuleType):  # so that torch.compile sees in it what it sees in l
                 )
             return known
 
-    def __init__(self, path, cache=None):
+    def __init__(self, path: Any, cache: Any = None) -> None:
         pass  # see __new__: it may be there already
 
     @classmethod
@@ -92,17 +93,17 @@ class Library(ModuleType):  # so that torch.compile sees in it what it sees in l
         """As `loader.build`, of this library's operators."""
         self._session.build_named(names)
 
-    def explain(self, *names: str):
+    def explain(self, *names: str) -> Table:
         """As `loader.explain`, of this library's operators."""
         from .explain import explanation
 
         return explanation(self._session, self._session.named(names))
 
-    def receipt(self):
+    def receipt(self) -> Receipt:
         """As `loader.receipt`, of this library's operators."""
         return self._session.receipt
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         """An operator, or a form of one such as `X_fw`; built and loaded when first asked for."""
         if name.startswith("_"):
             raise AttributeError(name)
@@ -116,20 +117,18 @@ class Library(ModuleType):  # so that torch.compile sees in it what it sees in l
 
     def __dir__(self) -> list[str]:
         """The operators in all their forms, too."""
-        return sorted(
-            {*object.__dir__(self), *(u + f for u in self._session.units for f in _FORMS)}
-        )
+        return sorted({*object.__dir__(self), *self._session.public()})
 
     def __repr__(self) -> str:
         """As it would be made again."""
         return f"loader.Library({str(self._session.root)!r})"
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         """A copy is the same object; another process, or a later one, loads the folder itself."""
         return Library, self._made_of
 
 
-def _folder(path) -> str:
+def _folder(path: Any) -> str:
     try:
         root = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     except TypeError:

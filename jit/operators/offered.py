@@ -2,12 +2,9 @@
 
 import ast
 import os
-import re
 from pathlib import Path
 
 from ..machine.sources import listed
-
-_ALL = re.compile(r"^__all__ = (\[.*?\])", re.MULTILINE | re.DOTALL)
 
 
 def offered(root: Path) -> dict[str, str]:
@@ -18,10 +15,12 @@ def offered(root: Path) -> dict[str, str]:
     """
     files = listed(root / "ops")
     operators = tuple(file.removesuffix(".cpp") + "_" for file in files if file.endswith(".cpp"))
-    names = {}
+    names: dict[str, str] = {}
     for file in files:
         if file.endswith(".py") and file.startswith(operators) and file[:-3] + ".cpp" not in files:
             with open(os.path.join(root, "ops", file), encoding="utf-8") as text:
-                if found := _ALL.search(text.read()):
-                    names |= dict.fromkeys(ast.literal_eval(found[1]), f"ops.{file[:-3]}")
+                _, listed_here, rest = text.read().partition("\n__all__ = ")
+                if listed_here:
+                    found = ast.literal_eval(rest.partition("]")[0] + "]")
+                    names |= dict.fromkeys(found, f"ops.{file[:-3]}")
     return names

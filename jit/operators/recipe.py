@@ -13,7 +13,7 @@ from ..cache.store import Store
 from ..errors import BuildError
 from ..errors.diagnose import explain_failure
 from ..machine.sources import HOME, Sources, Unit
-from ..machine.toolchain import NATIVE, Toolchain
+from ..machine.toolchain import Toolchain
 
 # Has ptxas tell registers and spills of each kernel, which `loader.reload()` shows.
 _TELL_RESOURCES = ["-Xptxas", "-v"]
@@ -33,6 +33,7 @@ class OperatorRecipe:
         self._unit, self._toolchain, self._store = unit, toolchain, store
         self.sources = built_sources(unit, toolchain)
         self._with_cuda = any(source.endswith(".cu") for source in self.sources)
+        self._flags = partial(flags.of, toolchain, store.path.parent / "work")
 
     def inputs(self) -> dict:
         """Return the manifest of the sources as they are now."""
@@ -58,7 +59,9 @@ class OperatorRecipe:
 
     def objects(self, workshop: Workshop) -> list[Object]:
         """Compile what is not there yet; all objects, in the order of the sources."""
-        return workshop.compile(self._compile(source) for source in self._longest_first())
+        costs = self._costs()
+        longest_first = sorted(costs, key=costs.__getitem__, reverse=True)
+        return workshop.compile(map(self._compile, longest_first))
 
     def link(self, workshop: Workshop, objects: list[Object], *more: str) -> Path:
         """Link these objects, and `more`, to a library under a name of its own."""
@@ -73,21 +76,13 @@ class OperatorRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, where they are, and where the whole output lies."""
-        name, log = self.label, workshop.folder.parent / f"{self.label}.log"
-        where = ""
+        log, where = workshop.folder.parent / f"{self.label}.log", ""
         with contextlib.suppress(OSError):
             log.write_text("\n".join(workshop.said))
             where = f"\nThe whole output is in {log}"
         causes = explain_failure(output, self._unit.root, self.sources)
-        return BuildError(
-            f"{name} could not be built:\n{causes}{where}", name, str(log) if where else None
-        )
-
-    def _flags(self) -> flags.Flags:
-        return flags.of(self._toolchain, self._store.path.parent / "work")
-
-    def _read(self) -> Sources:
-        return Sources(self._unit.root, self._toolchain.header_folders)
+        message = f"{self.label} could not be built:\n{causes}{where}"
+        return BuildError(message, self.label, str(log) if where else None)
 
     def cost(self) -> int:
         """Return a guess at the work."""
@@ -95,16 +90,12 @@ class OperatorRecipe:
 
     def _costs(self) -> dict[str, int]:
         """By the size of what each source reaches of ours; those in ops/ take half as long."""
-        root, sources = self._unit.root, self._read()
-        sizes = {
-            source: sum((root / path).stat().st_size for path in sources.closure(source))
-            for source in self.sources
-        }
-        return {at: size // 2 if at.startswith("ops/") else size for at, size in sizes.items()}
-
-    def _longest_first(self) -> list[str]:
-        costs = self._costs()
-        return sorted(costs, key=costs.__getitem__, reverse=True)
+        costs, sources = {}, self._read()
+        for source in self.sources:
+            reached = sources.closure(source)
+            size = sum((self._unit.root / path).stat().st_size for path in reached)
+            costs[source] = size // 2 if source.startswith("ops/") else size
+        return costs
 
     def _compile(self, source: str) -> Compile:
         toolchain, found, root = self._toolchain, self._flags(), self._unit.root
@@ -117,14 +108,14 @@ class OperatorRecipe:
                 command += ["-ccbin", host]
             command += found.cuda(self.unit, includes, own)
         else:
-            cflags = toolchain.cflags
-            if source.startswith("ops/"):
-                cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
-            own = [*cflags, *found.quicker, *define]
+            glue = source.startswith("ops/")
+            own = [*toolchain.portable().cflags, _GLUE] if glue else [*toolchain.cflags]
+            own += [*found.quicker, *define]
             command = toolchain.command("CXX")
             command += found.cxx(self.unit, includes, own, self._with_cuda)
-        digests = partial(self._digests, source)
-        return Compile(source, tuple(command), str(root / source), digests)
+        return Compile(
+            source, tuple(command), str(root / source), lambda: self._read().closure(source)
+        )
 
-    def _digests(self, source: str) -> dict[str, str]:
-        return self._read().closure(source)
+    def _read(self) -> Sources:
+        return Sources(self._unit.root, self._toolchain.header_folders)

@@ -9,6 +9,7 @@ is called. The library itself leaves out what is declared already (include/torch
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,8 +50,9 @@ def declare(schemas: dict[str, list[str]], load: Callable[[str], object]) -> Non
         library = torch._C._dispatch_library("FRAGMENT", "octet", "")
         kernels = torch._C._dispatch_library("IMPL", "octet", "CompositeExplicitAutograd")
         for schema in found:
-            library.define(schema.removeprefix("octet::"))
-            name = schema.removeprefix("octet::").partition("(")[0]
+            short = schema.removeprefix("octet::")
+            name = short.partition("(")[0]
+            library.define(short)
             kernels.impl(name, "CompositeExplicitAutograd", _stand_in(unit, name, load))
             _names.append(name)
         _schemas.append(library)
@@ -70,7 +72,7 @@ def withdraw(unit: str) -> None:
 
 
 def _stand_in(unit: str, name: str, load: Callable[[str], object]) -> Callable:
-    def kernel(*args, **named):
+    def kernel(*args: Any, **named: Any) -> Any:
         load(unit)
         return getattr(torch.ops.octet, name).default(*args, **named)
 

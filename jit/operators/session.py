@@ -4,8 +4,11 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +19,10 @@ from ..machine import settings, toolchain
 from ..machine import sources as units
 from . import schemas
 
-# What a warm import does without, `key` and `store`, is imported where it is used.
+if TYPE_CHECKING:  # which a warm import does without
+    from ..build.batch import Batch
+    from ..build.engine import Job, Recipe
+    from ..cache.store import Store
 
 SESSIONS: list["Session"] = []  # of this process: loader's own, and one for each `loader.Library`
 
@@ -51,7 +57,8 @@ class Session:
 
     def _unlock(self) -> None:
         self._lock = threading.RLock()
-        self._jobs = {}  # by unit: what is being built, or was last; a child builds for itself
+        # By unit what is being built, or was last; a child builds for itself.
+        self._jobs: dict[str, Job] = {}
 
     def discover(self) -> None:
         """Look for operators; ValueError where one has the name of another session's."""
@@ -65,7 +72,7 @@ class Session:
         self.units.update(found)
 
     @cached_property
-    def store(self):
+    def store(self) -> "Store":
         """Where the builds are."""
         from ..cache.store import Store
 
@@ -84,29 +91,6 @@ class Session:
                 raise ValueError(f"{name!r} is no operator; there are {', '.join(self.units)}")
         return [*(names or self.units)]
 
-    def lookup(self, name: str, inputs: dict) -> str | None:
-        """The key of the build in the store that is made of `inputs`, or serves as well."""
-        from ..cache import key
-
-        if self.store.has(name, key.key(inputs)):
-            return key.key(inputs)
-        sources = self._sources()
-        for _, recorded in self.store.entries(name):
-            made_of = recorded["inputs"]
-            if key.serves(made_of, self.units[name], self.toolchain, sources):
-                return key.key(made_of)
-        return None
-
-    def _sources(self) -> units.Sources:
-        return units.Sources(self.root, self.toolchain.header_folders)
-
-    def manifests(self, names: list[str]) -> dict[str, dict]:
-        """Return what each unit is made of, as its files are now."""
-        from ..cache import key
-
-        sources = self._sources()
-        return {name: key.manifest(self.units[name], self.toolchain, sources) for name in names}
-
     def find_quickly(self) -> bool:
         """True if nothing has changed since all units were last found in the store."""
         begun = time.perf_counter()
@@ -123,14 +107,14 @@ class Session:
         """Work out the keys of these units; the manifests of those that the store lacks."""
         from ..cache import key
 
-        sources = self._sources()
+        sources = units.Sources(self.root, self.toolchain.header_folders)
         missing, paths = {}, set()
         for name in names:
             with self.receipt.time(name, "hash"):
                 inputs = key.manifest(self.units[name], self.toolchain, sources)
             paths.update(inputs["files"])
             with self.receipt.time(name, "lookup"):
-                found = self.lookup(name, inputs)
+                found = self._lookup(name, inputs, sources)
             self.keys[name] = found or key.key(inputs)
             if not found:
                 missing[name] = inputs
@@ -141,7 +125,21 @@ class Session:
             now.remember(self.keys, sorted(paths))
         return missing
 
-    def begin(self, names: list[str], why: dict[str, str] | None = None, behind: str = ""):
+    def _lookup(self, name: str, inputs: dict, sources: units.Sources) -> str | None:
+        """The key of the build in the store that is made of `inputs`, or serves as well."""
+        from ..cache import key
+
+        if self.store.has(name, key.key(inputs)):
+            return key.key(inputs)
+        for _, recorded in self.store.entries(name):
+            made_of = recorded["inputs"]
+            if key.serves(made_of, self.units[name], self.toolchain, sources):
+                return key.key(made_of)
+        return None
+
+    def begin(
+        self, names: list[str], why: dict[str, str] | None = None, behind: str = ""
+    ) -> "Batch | None":
         """Start to build those that the store lacks; the running or finished batch, or None.
 
         `why` has a reason for those that are built although their sources are not new. What is
@@ -151,12 +149,12 @@ class Session:
 
         with self._lock:
             idle = [name for name in names if not self._under_way(name)]
-            missing = self.find(idle) | {name: None for name in idle if name in (why or {})}
+            for name in idle:
+                self.errors.pop(name, None)
+            found, why = self.find(idle), why or {}
             compile_commands.write(self.root, self.toolchain)
-            missing = [name for name in missing if not self.is_foreign(name)]
-            for name in names:
-                if not self._under_way(name):
-                    self.errors.pop(name, None)
+            wanted = [name for name in idle if name in found or name in why]
+            missing = [name for name in wanted if not self.is_foreign(name)]
             if not missing:
                 return None
             from ..build.batch import Batch
@@ -166,7 +164,7 @@ class Session:
 
             recipes = [OperatorRecipe(self.units[n], self.toolchain, self.store) for n in missing]
             for recipe in recipes:
-                reason, done = (why or {}).get(recipe.unit, ""), self._finished
+                reason, done = why.get(recipe.unit, ""), self._finished
                 self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
             report = Progress(missing, self.caches[-1], behind and self._reasons(recipes))
             return Batch([self._jobs[name] for name in missing], self.store, report).start()
@@ -176,15 +174,13 @@ class Session:
         if batch := self.begin(names):
             batch.wait()
         for name in names:
-            if job := self._jobs.get(name):
-                job.hurry()
-                job.wait()
+            self._await(name)
         return {name: self.errors[name] for name in names if name in self.errors}
 
     def _under_way(self, name: str) -> bool:
         return name in self._jobs and not self._jobs[name].ended
 
-    def _finished(self, job) -> None:
+    def _finished(self, job: "Job") -> None:
         """Take in the end of a job, in its thread."""
         name = job.recipe.unit
         for stage, seconds in job.seconds.items():
@@ -195,7 +191,7 @@ class Session:
         else:
             self.keys[name] = job.key
 
-    def _reasons(self, recipes) -> str:
+    def _reasons(self, recipes: "Iterable[Recipe]") -> str:
         """Why these are built, in a line."""
         from ..cache.explain import why_built
 
@@ -221,7 +217,7 @@ class Session:
         owners = [unit for unit in self.units if name == unit or name.startswith(unit + "_")]
         return max(owners, key=len, default=None)
 
-    def module(self, name: str):
+    def module(self, name: str) -> ModuleType:
         """The Python side of an operator.
 
         Built and loaded first: a child that is forked while a thread imports could never import
@@ -233,7 +229,7 @@ class Session:
         self.imported.setdefault(name, time.time())
         return importlib.import_module(f"{self.package}.{name}")
 
-    def attribute(self, name: str):
+    def attribute(self, name: str) -> Any:
         """`X`, `X_fw` and what else the Python side of operator X has; None where there is none."""
         unit = None if name.startswith("_") else self.owner(name)
         return getattr(self.module(unit), name, None) if unit else None
@@ -267,6 +263,10 @@ class Session:
         if errors:
             raise BuildError("\n\n".join(map(str, errors.values())), next(iter(errors)))
 
+    def public(self) -> list[str]:
+        """The names of the operators in all their forms."""
+        return [unit + form for unit in self.units for form in ("", "_fw", "_bw", "_reference")]
+
     def load(self, name: str) -> None:
         """Load the library of a unit, verified; build it first where that is still to do.
 
@@ -274,9 +274,7 @@ class Session:
         """
         failure = None
         for _ in range(4):
-            if job := self._jobs.get(name):
-                job.hurry()
-                job.wait()
+            self._await(name)
             with self._lock:
                 if name in self.loaded or self.is_foreign(name):
                     return
@@ -285,19 +283,12 @@ class Session:
                 if name not in self.keys:
                     self.find([name])
                 if library := self._held(name):
-                    try:
-                        with self.receipt.time(name, "dlopen"):
-                            schemas.withdraw(name)
-                            torch.ops.load_library(str(library))
-                        self.loaded[name] = self.keys[name]
-                        self._note_schemas(name)
+                    before, failure = failure, self._open(name, library)
+                    if not failure:
                         return
-                    except OSError as error:
-                        # torch says which library, dlopen says why.
-                        again, failure = failure, str(error.__cause__ or error)
-                        self.store.discard(self.store.path / library.parent.name)
-                        if again or library.exists():  # the latter in a folder only read
-                            break
+                    self.store.discard(self.store.path / library.parent.name)
+                    if before or library.exists():  # the latter in a folder only read
+                        break
                 self._build_again(name, failure)
         if not failure:
             raise BuildError(
@@ -308,11 +299,27 @@ class Session:
         cause = explain_failure(failure, self.root, self.units[name].sources)
         raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
 
-    def _note_schemas(self, name: str) -> None:
-        """Have later processes know the schemas of a unit before its library is loaded."""
+    def _await(self, name: str) -> None:
+        """Wait for the build of a unit where one is under way, in front of all others."""
+        if job := self._jobs.get(name):
+            job.hurry()
+            job.wait()
+
+    def _open(self, name: str, library: Path) -> str | None:
+        """Load a library; why that failed, or None.
+
+        Later processes know its schemas before it is loaded.
+        """
+        try:
+            with self.receipt.time(name, "dlopen"):
+                schemas.withdraw(name)
+                torch.ops.load_library(str(library))
+        except OSError as error:
+            return str(error.__cause__ or error)  # torch says which library, dlopen says why
+        key = self.loaded[name] = self.keys[name]
         if self.package == "loader.ops":
-            key, ours = self.loaded[name], lambda public: self.owner(public) == name
-            schemas.note(self.store.path, name, key, ours)
+            schemas.note(self.store.path, name, key, lambda public: self.owner(public) == name)
+        return None
 
     def _held(self, name: str) -> Path | None:
         """The library of a unit, verified and marked as in use; None where it has to be built."""
@@ -337,5 +344,5 @@ class Session:
 def owner(name: str) -> tuple[Session, str] | None:
     """The session and the operator that a name in `torch.ops.octet` belongs to."""
     owners = [(unit, session) for session in SESSIONS if (unit := session.owner(name))]
-    unit, session = max(owners, key=lambda found: len(found[0]), default=(None, None))
-    return (session, unit) if unit else None
+    unit, session = max(owners, key=lambda found: len(found[0]), default=("", None))
+    return (session, unit) if session else None

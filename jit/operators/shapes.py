@@ -12,7 +12,8 @@ class Sizes:
     """
 
     def __init__(self, op: str):
-        self._op, self._bound = op, {}
+        self._op = op
+        self._bound: dict[str, tuple] = {}  # size, whose it is, and all of its shape
 
     def __getitem__(self, name: str) -> int:
         """The size of a name that is bound."""
@@ -21,32 +22,23 @@ class Sizes:
     def match(self, argument: str, x: Tensor, pattern: str, cure: str = "") -> None:
         """Refuse an argument that has not the shape of `pattern`; `cure` ends the message."""
         shape, end = tuple(x.shape), f"; {cure}" if cure else ""
-        self._fit(x, pattern, {}, lambda: f"{argument} must be {pattern}, got {shape}{end}")
+        self._fit(x, pattern, {}, f"{argument} must be {pattern}, got {shape}{end}")
         for part, size in zip(*_named(x, pattern), strict=True):
-            if part.isdigit():
-                continue
-            known, who, its_shape = self._bound.setdefault(
-                part, (size, f"{argument} {pattern}", shape)
-            )
-            self._check(
-                size == known,
-                lambda who=who, part=part, its_shape=its_shape: (
-                    f"{who} and {argument} {pattern} must have the same {part}, "
-                    f"got {its_shape} and {shape}"
-                ),
-            )
+            if not part.isdigit():
+                first = (size, f"{argument} {pattern}", shape)
+                known, who, its_shape = self._bound.setdefault(part, first)
+                text = f"{who} and {argument} {pattern} must have the same {part}, "
+                self._check(size == known, f"{text}got {its_shape} and {shape}")
 
     def match_known(self, argument: str, x: Tensor, pattern: str) -> None:
         """The same of an argument whose shape the others before it decide, all or in part."""
         known = {name: size for name, (size, *_) in self._bound.items()}
         values = ", ".join(str(known.get(part, part)) for part in _parts(pattern))
-        shape = tuple(x.shape)
-        self._fit(
-            x, pattern, known, lambda: f"{argument} must be {pattern} = ({values}), got {shape}"
-        )
+        message = f"{argument} must be {pattern} = ({values}), got {tuple(x.shape)}"
+        self._fit(x, pattern, known, message)
         self.match(argument, x, pattern)
 
-    def _fit(self, x: Tensor, pattern: str, known: dict, message) -> None:
+    def _fit(self, x: Tensor, pattern: str, known: dict[str, int], message: str) -> None:
         """Refuse another rank, other numbers, and other sizes than those known by name."""
         parts, sizes = _named(x, pattern)
         self._check(len(parts) == len(sizes), message)
@@ -54,8 +46,8 @@ class Sizes:
             expected = int(part) if part.isdigit() else known.get(part, sizes[parts.index(part)])
             self._check(size == expected, message)
 
-    def _check(self, holds, message) -> None:
-        torch._check(holds, lambda: f"{self._op}: {message()}")
+    def _check(self, holds: bool, message: str) -> None:
+        torch._check(holds, lambda: f"{self._op}: {message}")
 
 
 def _parts(pattern: str) -> list[str]:

@@ -9,21 +9,35 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..machine import settings
 
 _ROOT = Path(__file__).resolve().parents[2]
+_BENCH = sorted(path.stem for path in (_ROOT / "bench").glob("*.py") if path.stem != "harness")
+_COMMANDS: dict[Callable, tuple] = {}  # `_name`, whose docstring is the help, and its arguments
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; the exit status."""
-    options, rest = _parser().parse_known_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m loader", description="C++/CUDA operators for PyTorch."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for run, words in _COMMANDS.items():
+        command = commands.add_parser(run.__name__[1:], help=run.__doc__, description=run.__doc__)
+        command.set_defaults(run=run)
+        for names, how in words:
+            command.add_argument(*names, **how)
+    options, rest = parser.parse_known_args(arguments)
+    options.rest = rest  # of a benchmark
     if rest and options.command != "bench":
-        _parser().parse_args(arguments)
+        parser.parse_args(arguments)
     settings.choose("LOADER_BUILD", "lazy", unless_set=True)
     try:
-        return options.run(options, rest)
+        return options.run(options) or 0
     except (RuntimeError, ValueError) as error:
         print(f"loader: {error}", file=sys.stderr)
     except BrokenPipeError:  # as in `python -m loader cache | head`
@@ -31,66 +45,26 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loader", description="C++/CUDA operators for PyTorch."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    def command(run, name: str, text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(run=run)
-        return added
-
-    build = command(_build, "build", "compile what the cache lacks")
-    build.add_argument("operators", nargs="*", help="all of them where none is named")
-    build.add_argument(
-        "--arch", nargs="+", metavar="X.Y", help="compute capabilities to build for, e.g. 8.0 9.0"
-    )
-    build.add_argument("--jobs", type=int, metavar="N", help="compilers at once (default: cores)")
-    build.add_argument(
-        "--portable", action="store_true", help="for any CPU of this kind, not just for this one"
-    )
-    command(_explain, "explain", "say why each operator was built").add_argument(
-        "operators", nargs="*", help="all of them where none is named"
-    )
-    new = command(_new, "new", "make a working operator, to be changed into your own")
-    new.add_argument("name", help="its name, and that of its files")
-    new.add_argument(
-        "--in", dest="folder", metavar="FOLDER", help="a folder for loader.Library, not this one"
-    )
-    new.add_argument(
-        "--args", nargs="+", metavar="ARG", help="names of its arguments: elementwise in all"
-    )
-    new.add_argument("--like", choices=("square", "add2"), default="square", help="made of which")
-    doctor = command(
-        _doctor, "doctor", "check all that a build needs; exit status 0 if it is there"
-    )
-    doctor.add_argument("--json", action="store_true", help="for bug reports")
-    cache = command(_cache, "cache", "list what the build cache holds, or make room in it")
-    cache.add_argument("--prune", action="store_true", help="make room as a build would")
-    cache.add_argument("--max-size", metavar="SIZE", help="remove all but so much, e.g. 500MB")
-    cache.add_argument(
-        "--max-age", metavar="AGE", help="remove what was not used for so long, e.g. 30d"
-    )
-    cache.add_argument("--clear", action="store_true", help="remove all that is not in use")
-    profile = command(_profile, "profile", "measure one operator's CUDA kernels with NVIDIA's ncu")
-    profile.add_argument("operator")
-    profile.add_argument("--set", metavar="NAME", help="one of `ncu --list-sets`, instead of ours")
-    profile.add_argument("--output", metavar="FILE", help="keep ncu's report in FILE.ncu-rep")
-    sanitize = command(
-        _sanitize, "sanitize", "run operators under compute-sanitizer; exit status 1 for findings"
-    )
-    sanitize.add_argument("operators", nargs="*", help="all of them where none is named")
-    sanitize.add_argument("--tool", nargs="+", choices=("memcheck", "racecheck", "initcheck"))
-    for tool in (profile, sanitize):
-        tool.add_argument("--in", dest="folder", metavar="FOLDER", help="of this loader.Library")
-    bench = command(_bench, "bench", "run a benchmark of bench/ and keep its results")
-    bench.add_argument("name", choices=_benchmarks() or None, help="its own options follow")
-    return parser
+def _word(*names: str, **how: Any) -> tuple:
+    """An argument of a command, as argparse has them."""
+    return names, how
 
 
-def _loader():
+def _command(*words: tuple) -> Callable:
+    """Make a command of the function that follows."""
+
+    def enter(function: Callable) -> Callable:
+        _COMMANDS[function] = words
+        return function
+
+    return enter
+
+
+_OPERATORS = _word("operators", nargs="*", help="all of them where none is named")
+_FOLDER = _word("--in", dest="folder", metavar="FOLDER", help="of this loader.Library")
+
+
+def _loader() -> Any:
     """The whole of `loader`."""
     if not hasattr(sys.modules["loader"], "build"):
         del sys.modules["loader"]
@@ -98,7 +72,14 @@ def _loader():
     return importlib.import_module("loader")
 
 
-def _build(options, _) -> int:
+@_command(
+    _OPERATORS,
+    _word("--arch", nargs="+", metavar="X.Y", help="capabilities to build for, e.g. 8.0 9.0"),
+    _word("--jobs", type=int, metavar="N", help="compilers at once (default: cores)"),
+    _word("--portable", action="store_true", help="for any CPU of this kind, not just for this"),
+)
+def _build(options: argparse.Namespace) -> None:
+    """Compile what the cache lacks."""
     if options.arch:
         for name in options.arch:
             if not re.fullmatch(r"\d+\.\d+[af]?(\+PTX)?", name):
@@ -114,75 +95,102 @@ def _build(options, _) -> int:
     if options.arch and loader._session.toolchain.nvcc is None:
         raise ValueError("--arch needs nvcc, which is not here; `python -m loader doctor` says how")
     loader.build(*options.operators)
-    return 0
 
 
-def _new(options, _) -> int:
+@_command(_OPERATORS)
+def _explain(options: argparse.Namespace) -> None:
+    """Say why each operator was built."""
+    print(_loader().explain(*options.operators))
+
+
+@_command(
+    _word("name", help="its name, and that of its files"),
+    _word("--in", dest="folder", metavar="FOLDER", help="a folder for loader.Library, not this"),
+    _word("--args", nargs="+", metavar="ARG", help="names of its arguments: elementwise in all"),
+    _word("--like", metavar="OPERATOR", default="square", help="made of which elementwise one"),
+)
+def _new(options: argparse.Namespace) -> None:
+    """Make a working operator, to be changed into your own."""
     from ..operators.new import create
 
     folder = Path(options.folder).expanduser() if options.folder else None
     public = frozenset(dir(_loader()))
     print(create(options.name, folder, options.like, public, options.args))
-    return 0
 
 
-def _explain(options, _) -> int:
-    print(_loader().explain(*options.operators))
-    return 0
+@_command(
+    _word("--json", action="store_true", help="for bug reports"),
+)
+def _doctor(options: argparse.Namespace) -> int:
+    """Check all that a build needs; exit status 0 if it is there."""
+    from .doctor import doctor
+
+    report = doctor(_ROOT, settings.cache_dirs(_ROOT))
+    text, encoding = report.json() if options.json else str(report), sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding))
+    return 0 if report.ok else 1
 
 
-def _doctor(options, _) -> int:
-    from .doctor import main as doctor
-
-    return doctor(["--json"] if options.json else [], _ROOT, settings.cache_dirs(_ROOT))
-
-
-def _cache(options, _) -> int:
+@_command(
+    _word("--prune", action="store_true", help="make room as a build would"),
+    _word("--max-size", metavar="SIZE", help="remove all but so much, e.g. 500MB"),
+    _word("--max-age", metavar="AGE", help="remove what was not used for so long, e.g. 30d"),
+    _word("--clear", action="store_true", help="remove all that is not in use"),
+)
+def _cache(options: argparse.Namespace) -> None:
+    """List what the build cache holds, or make room in it."""
     from ..cache import prune as cache
     from ..cache.store import Store
     from ..errors.table import bytes_text
 
-    store = Store(settings.cache_dirs(_ROOT))
-    given = options.max_size, options.max_age
-    most = None if given[0] is None else settings.size(given[0], "--max-size")
-    age = None if given[1] is None else settings.age(given[1], "--max-age")
+    store, size, age = Store(settings.cache_dirs(_ROOT)), options.max_size, options.max_age
+    most = None if size is None else settings.size(size, "--max-size")
+    longest = None if age is None else settings.age(age, "--max-age")
     if options.clear:
-        most, age = 0, None
-    elif most is None and age is None:
+        most, longest = 0, None
+    elif most is None and longest is None:
         if not options.prune:
-            print(cache.listing(store))
-            return 0
+            return print(cache.listing(store))
         most = settings.cache_limit()
-    removed, freed, kept = cache.prune(store, most, age)
+    removed, freed, kept = cache.prune(store, most, longest)
     left = f"; {kept} in use stay" if kept else ""
     print(f"removed {removed} ({bytes_text(freed)}) from {store.path.parent}{left}")
-    return 0
 
 
-def _profile(options, _) -> int:
+@_command(
+    _word("operator"),
+    _word("--set", metavar="NAME", help="one of `ncu --list-sets`, instead of ours"),
+    _word("--output", metavar="FILE", help="keep ncu's report in FILE.ncu-rep"),
+    _FOLDER,
+)
+def _profile(options: argparse.Namespace) -> None:
+    """Measure one operator's CUDA kernels with NVIDIA's ncu."""
     loader = _loader()
     from .profile import profile
 
     print(profile(loader, options.operator, options.folder, options.set, options.output))
-    return 0
 
 
-def _sanitize(options, _) -> int:
+@_command(
+    _OPERATORS,
+    _word("--tool", nargs="+", choices=("memcheck", "racecheck", "initcheck")),
+    _FOLDER,
+)
+def _sanitize(options: argparse.Namespace) -> int:
+    """Run operators under compute-sanitizer; exit status 1 for findings."""
     loader = _loader()
     from .sanitize import TOOLS, sanitize
 
     return sanitize(loader, options.operators, options.folder, tuple(options.tool or TOOLS))
 
 
-def _benchmarks() -> list[str]:
-    """The names of the benchmarks, which an installed copy has none of."""
-    return sorted(path.stem for path in (_ROOT / "bench").glob("*.py") if path.stem != "harness")
-
-
-def _bench(options, rest: list[str]) -> int:
-    if not _benchmarks():
+@_command(
+    _word("name", choices=_BENCH or None, help="its own options follow"),
+)
+def _bench(options: argparse.Namespace) -> None:
+    """Run a benchmark of bench/ and keep its results."""
+    if not _BENCH:
         raise ValueError("bench: the benchmarks are in loader's checkout; this copy is installed")
     _loader()
     sys.path.insert(0, str(_ROOT / "bench"))
-    importlib.import_module(options.name).main(rest)
-    return 0
+    importlib.import_module(options.name).main(options.rest)

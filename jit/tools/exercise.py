@@ -7,7 +7,10 @@ arguments.
 import glob
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,72 +18,88 @@ from torch import Tensor
 from ..machine import child
 
 
-def prepare(owner, name: str):
-    """Build operator `name` of `owner`, which is loader or a library; its Python side.
+def prepare(
+    loader: Any,
+    names: Sequence[str],
+    folder: str | None,
+    program: str,
+    cure: str,
+    ways: Sequence[str] = ("benchmark", "samples"),
+) -> tuple[list[str], str]:
+    """Build operators, all where none is named; their names, and where a program of CUDA's is.
 
-    Raises: RuntimeError where it cannot run on a GPU.
+    Raises: RuntimeError with what is missing: `program`, which `cure` says how to get, a GPU, or
+        in an operator's Python side each of `ways` to give it arguments.
     """
+    owner = loader.Library(folder) if folder else loader
+    units = owner._session.named(tuple(names))
+    path = _find(program, loader._session.toolchain.cuda_home, cure)
     if not torch.cuda.is_available():
         raise RuntimeError(
-            f"{name}: no GPU to run it on: torch.cuda.is_available() is false; "
+            f"{units[0]}: no GPU to run it on: torch.cuda.is_available() is false; "
             "`python -m loader doctor` says more"
         )
-    owner.build(name)
-    side = owner._session.module(name)
-    if not hasattr(side, "samples") and not hasattr(side, "benchmark"):
-        raise RuntimeError(
-            f"{name}: nothing to run it with: {side.__file__} has neither benchmark(device) nor "
-            "samples(device), which return a tuple of arguments and a list of such tuples"
-        )
-    return side
+    for name in units:
+        owner.build(name)
+        side = owner._session.module(name)
+        if not any(hasattr(side, way) for way in ways):
+            raise RuntimeError(
+                f"{name}: nothing to run it with: {side.__file__} has no "
+                f"{' or '.join(f'{way}(device)' for way in ways)}, which "
+                "return a tuple of arguments and a list of such tuples"
+            )
+    return units, path
 
 
-def find(program: str, toolkit: str | None, cure: str) -> str:
-    """Where a program of CUDA's is; RuntimeError with the `cure` where it is not."""
+def _find(program: str, toolkit: str | None, cure: str) -> str:
     places = [f"{toolkit}/bin"] if toolkit else []
-    places += sorted(glob.glob("/opt/nvidia/nsight-compute/*"), reverse=True)
-    for path in sys.path:
-        if path.endswith("-packages"):
-            places += sorted(glob.glob(f"{path}/nvidia/cu*/bin"), reverse=True)
+    for pattern in ("/opt/nvidia/nsight-compute/*", *(f"{p}/nvidia/cu*/bin" for p in sys.path)):
+        places += sorted(glob.glob(pattern), reverse=True)
     found = shutil.which(program) or shutil.which(program, path=os.pathsep.join(places))
     if not found:
         raise RuntimeError(f"no {program}, neither on PATH nor beside nvcc; {cure}")
     return found
 
 
-def command(name: str, folder: str | None, way: str) -> list[str]:
-    """The words that start this process again, to run operator `name` in one of two ways.
+def run_under(tool: list[str], *what: str | None, **environment: str) -> tuple[int, str]:
+    """Run `main(*what)` in a process under a tool; its exit status, and all that both say."""
+    done = subprocess.run(
+        [*tool, *(child.command("tools.exercise.main", *what) if what else ())],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def last_lines(said: str) -> str:
+    """What a program said in the end."""
+    return "\n".join(said.strip().splitlines()[-15:])
+
+
+def main(name: str, folder: str | None, way: str) -> None:
+    """Run an operator in this process, in one of two ways.
 
     `profile`: with its benchmark, once between two marks for a profiler, when all is warm.
     `samples`: with each of its samples.
     """
-    return child.command("tools.exercise.main", name, folder, way)
-
-
-def main(name: str, folder: str | None, way: str) -> None:
-    """Run the operator in this process, as `command` says."""
     import loader
 
-    owner = loader.Library(folder) if folder else loader
-    side = owner._session.module(name)
+    side = (loader.Library(folder) if folder else loader)._session.module(name)
     function = getattr(side, name)
     if way == "samples":
         for arguments in side.samples("cuda"):
             run(function, arguments)
     else:
-        run(function, of_benchmark(side), repeat=torch.cuda.profiler.profile)
+        found = (getattr(side, "benchmark", None) or side.samples)("cuda")
+        one = found if isinstance(found, tuple) else next(iter(found))
+        run(function, one, repeat=torch.cuda.profiler.profile)
     torch.cuda.synchronize()
 
 
-def of_benchmark(side) -> tuple:
-    """The arguments of the operator's benchmark; of its first sample where it has none."""
-    if hasattr(side, "benchmark"):
-        found = side.benchmark("cuda")
-        return found[0] if isinstance(found, list) else found
-    return next(iter(side.samples("cuda")))
-
-
-def run(function, arguments: tuple, repeat=None) -> None:
+def run(function: Callable, arguments: tuple, repeat: Callable | None = None) -> None:
     """Call a function, and its derivative in every argument; again inside `repeat()` where given.
 
     The second time nothing but the operator runs on the GPU: the incoming gradient is there.
@@ -91,7 +110,7 @@ def run(function, arguments: tuple, repeat=None) -> None:
     ]
     wanted = [a for a in leaves if isinstance(a, Tensor) and a.requires_grad]
 
-    def both(grads):
+    def both(grads: list[Tensor]) -> list[Tensor]:
         out = function(*leaves)
         outs = [x for x in (out if isinstance(out, tuple) else (out,)) if x.requires_grad]
         grads = grads or [torch.ones_like(x) for x in outs]
@@ -99,7 +118,7 @@ def run(function, arguments: tuple, repeat=None) -> None:
             torch.autograd.grad(outs, wanted, grads, allow_unused=True)
         return grads
 
-    grads = both(None)
+    grads = both([])
     if repeat:
         torch.cuda.synchronize()
         with repeat():

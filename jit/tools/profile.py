@@ -2,7 +2,7 @@
 
 import os
 import re
-import subprocess
+from typing import Any
 
 from . import exercise
 
@@ -33,42 +33,38 @@ _CURES = {
 }
 
 
-def profile(loader, name: str, folder: str | None, choice: str | None, output: str | None) -> str:
+def profile(
+    loader: Any, name: str, folder: str | None, choice: str | None, output: str | None
+) -> str:
     """Run operator `name` under ncu, once forward and backward; the text about its own kernels.
 
     `choice` is one of ncu's sets (`ncu --list-sets`), instead of SECTIONS; `output` a file in which
     to keep the whole report. Raises RuntimeError with what is missing and its cure.
     """
-    owner = loader.Library(folder) if folder else loader
-    owner._session.named((name,))
-    ncu = exercise.find("ncu", loader._session.toolchain.cuda_home, _GET_NCU)
-    exercise.prepare(owner, name)
+    _, ncu = exercise.prepare(loader, [name], folder, "ncu", _GET_NCU)
     wanted = ["--set", choice] if choice else [w for s in SECTIONS for w in ("--section", s)]
-    what = [ncu, "--profile-from-start", "off", "--target-processes", "all", *wanted]
-    kept = ""
-    if output:
-        output = os.path.abspath(output.removesuffix(".ncu-rep")) + ".ncu-rep"
-        if os.path.exists(output):
-            raise ValueError(f"--output: {output} exists already; name another file")
-        what += ["--export", output]
-        kept = f"\nThe whole report is in {output}; ncu-ui shows it"
-    text = _run([*what, *exercise.command(name, folder, "profile")], name)
-    if output:  # then nothing is printed
-        text = _run([ncu, "--import", output, "--page", "details"], name)
-    return own_kernels(text) + kept
+    command = [ncu, "--profile-from-start", "off", "--target-processes", "all", *wanted]
+    what = (name, folder, "profile")
+    if not output:
+        return own_kernels(_run(name, command, *what))
+    output = os.path.abspath(output.removesuffix(".ncu-rep")) + ".ncu-rep"
+    if os.path.exists(output):
+        raise ValueError(f"--output: {output} exists already; name another file")
+    _run(name, [*command, "--export", output], *what)  # then it prints nothing
+    text = own_kernels(_run(name, [ncu, "--import", output, "--page", "details"]))
+    return f"{text}\nThe whole report is in {output}; ncu-ui shows it"
 
 
-def _run(command: list[str], name: str) -> str:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+def _run(name: str, command: list[str], *what: str | None) -> str:
+    status, said = exercise.run_under(command, *what)
     for sign, cure in _CURES.items():
-        if sign in done.stdout:
+        if sign in said:
             raise RuntimeError(f"{name}: ncu could not measure it ({sign}): {cure}")
-    if done.returncode:
-        last = "\n".join(done.stdout.strip().splitlines()[-15:])
-        raise RuntimeError(f"{name}: ncu ended with exit status {done.returncode}:\n{last}")
-    return done.stdout
+    if status:
+        raise RuntimeError(
+            f"{name}: ncu ended with exit status {status}:\n{exercise.last_lines(said)}"
+        )
+    return said
 
 
 def own_kernels(text: str) -> str:
@@ -76,15 +72,9 @@ def own_kernels(text: str) -> str:
 
     A kernel begins with a line such as `  name(types) (1, 1, 1)x(32, 1, 1), Context 1, ...`.
     """
-    head = re.compile(r"^  (\S.*) \(\d+, \d+, \d+\)x\(\d+, \d+, \d+\), Context", re.MULTILINE)
     text = "".join(line for line in text.splitlines(True) if not line.startswith("=="))
-    begins = [*head.finditer(text)]
-    ends = [*(match.start() for match in begins[1:]), len(text)]
-    blocks = [
-        text[match.start() : end].rstrip()
-        for match, end in zip(begins, ends, strict=True)
-        if not re.search(r"\bat::|\bcub::|\bthrust::", match[1])
-    ]
-    left_out = len(begins) - len(blocks)
-    note = [f"({left_out} kernels of torch's own left out)"] if left_out else []
-    return "\n\n".join([*blocks, *note])
+    head = re.compile(r"^(?=  \S.* \(\d+, \d+, \d+\)x\(\d+, \d+, \d+\), Context)", re.MULTILINE)
+    _, *parts = head.split(text)
+    own = [p.rstrip() for p in parts if not re.match(r".*?(\bat::|\bcub::|\bthrust::)", p)]
+    left_out = len(parts) - len(own)
+    return "\n\n".join(own + [f"({left_out} kernels of torch's own left out)"] * bool(left_out))

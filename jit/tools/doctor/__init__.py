@@ -7,7 +7,7 @@ would run: versions that look right are no proof. Nothing is left behind, and no
 It does without torch, which may be what is broken: a process of its own imports it.
 """
 
-from .examine import doctor, main
+from .examine import doctor
 from .report import Finding, Report
 
-__all__ = ["Finding", "Report", "doctor", "main"]
+__all__ = ["Finding", "Report", "doctor"]

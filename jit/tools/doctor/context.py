@@ -13,11 +13,6 @@ from typing import Any
 from ...machine import toolchain
 
 TIMEOUT = 20  # seconds that a tool may take
-
-
-Found = tuple[str, str] | tuple[str, str, str]  # state, found, cure
-
-
 MOVE_CACHE = "set LOADER_CACHE_DIR to a folder of your own on a local disk"
 
 
@@ -55,6 +50,10 @@ class TorchMissing(Exception):
     """A check cannot tell without torch."""
 
 
+Found = tuple[str, str] | tuple[str, str, str]  # state, found, cure
+Check = Callable[[Context], Found]
+
+
 def run(command: list[str], patience: int = 1, **environment: str) -> tuple[bool, str]:
     """Run a command; return True if it ends well, and all that it says."""
     try:
@@ -90,11 +89,6 @@ def first_error(said: str) -> str:
 def last_line(said: str) -> str:
     """Return the last line of an output, which says why a program ended."""
     return (said.strip() or "it says nothing").splitlines()[-1]
-
-
-def cure_of(cures: tuple[tuple[str, str], ...], error: str) -> str:
-    """Return the first cure whose pattern is in the error."""
-    return next(cure for pattern, cure in cures if re.search(pattern, error))
 
 
 def version(text: str) -> tuple[int, ...]:

@@ -1,0 +1,203 @@
+"""The Python side of operators of two tensors, linear in one of them at least.
+
+With F(g, a, b) = sum(g * X(a, b)), X_backward has the gradients of F to a and b. Where X is linear
+in a, what arrives for grad_a, say `to`, meets F(g, to, b), whose gradients X and X_backward
+compute. Where it is not, it meets the derivative of F along `to`, of which each operator's `along`
+has the gradients. So derivatives of the second order are made of kernels that there are.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from loader.jit.operators import frame
+from loader.jit.operators.frame import asked, check_fake, check_tensors, masked, total
+
+
+class Linear:
+    """An operator X, to be called with its tensors and options; `fw`, `bw`: the public X_fw, X_bw.
+
+    Args:
+        function: the public X.
+        tensors: names of the two that gradients go to.
+        linear: in which of them X is linear, by their numbers.
+        fake: the output, for tensors without data; takes what the registered operator does.
+        options: `(*tensors, *options)` of the public X -> the registered operator's options; raises
+            what torch's dispatcher would not.
+        along: `(to, grad_out, *tensors, *options, need)` -> gradients to grad_out and both tensors;
+            `need` says which of these are used.
+        spared: whether the registered backward takes None for the first tensor, which is then kept
+            for the gradient to the second alone.
+        extra: how many tensors more, without gradients from the registered backward, come third.
+        fake_gradients: `(grad_out, *tensors, *options)` -> both gradients, without data; where not
+            given they are contiguous and of their tensors' shapes.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        tensors: tuple[str, str],
+        linear: Sequence[int],
+        fake: Callable,
+        options: Callable = lambda first, second, *given: given,
+        along: Callable | None = None,
+        spared: bool = False,
+        fake_gradients: Callable | None = None,
+        extra: int = 0,
+    ):
+        self.name, self.tensors, self.linear = function.__name__, tensors, linear
+        self.fake, self.options, self.along, self.spared = fake, options, along, spared
+        self.fake_gradients = fake_gradients or _like_tensors
+        op, backward_op = frame.library(self.name), frame.registered(f"{self.name}_backward")
+        names = [argument.name for argument in backward_op._schema.arguments]
+        self.count, self.inputs = len(tensors) + extra, len(names)
+        self.flag = None  # where `deterministic` comes among the backward's options
+        if "deterministic" in names:
+            self.flag = names.index("deterministic") - 1 - self.count
+        frame.fake(op, self._fake)
+        frame.fake(backward_op, self._fake_backward)
+        self.forward = frame.differentiable(op, self._setup, self._gradient)
+        self._backward = frame.differentiable(backward_op, self._setup_backward, self._second)
+        self.op, self.backward_op = op, backward_op
+        self.fw = frame.forward_form(function)
+        self.bw = self._backward_form(function)
+
+    def __call__(self, first: Tensor, second: Tensor, *options) -> Tensor:
+        """The differentiable operator."""
+        if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+            check_tensors(self.name, **dict(zip(self.tensors, (first, second), strict=True)))
+        return self.forward(first, second, *self.options(first, second, *options))
+
+    def gradients(self, grad_out, tensors, options, need, deterministic=None):
+        """Of sum(grad_out * X(*tensors, *options)) to both tensors; empty ones where not needed.
+
+        `deterministic`: None asks torch.are_deterministic_algorithms_enabled().
+        """
+        rest = [*options, *need]
+        if self.flag is not None:
+            if deterministic is None:
+                deterministic = torch.are_deterministic_algorithms_enabled()
+            rest.insert(self.flag, bool(deterministic))
+        return self._backward(grad_out, *tensors, *rest)
+
+    def _backward_form(self, function):
+        """The public X_bw: grad_out, the arguments of X, output_mask."""
+
+        def run(grad_out, first, second, options, mask):
+            named = zip(("grad_out", *self.tensors), (grad_out, first, second), strict=True)
+            check_tensors(self.name, **dict(named))
+            options = self.options(first, second, *options)
+
+            def gradients(*need):
+                return self.gradients(grad_out, (first, second), options, need)
+
+            return masked(self.name, mask, self.tensors, gradients)
+
+        given = [*inspect.signature(function).parameters.values()][2:]
+        tensors, options = ", ".join(self.tensors), "".join(f", {p.name}" for p in given)
+        named = "".join(f", {p.name}={p.default!r}" for p in given)
+        form = eval(
+            f"lambda grad_out, {tensors}{named}, output_mask=(True, False): "
+            f"run(grad_out, {tensors}, [{options[2:]}], output_mask)",
+            {"run": run},
+        )
+        form.__name__ = form.__qualname__ = f"{self.name}_bw"
+        form.__module__ = function.__module__
+        form.__annotations__ = {
+            "grad_out": Tensor,
+            **function.__annotations__,
+            "output_mask": tuple[bool, bool],
+            "return": Tensor | tuple[Tensor, Tensor],
+        }
+        form.__doc__ = f"""The backward kernel alone: gradients of sum(grad_out * {self.name}(...)).
+
+    Args:
+        grad_out: shape, dtype and device of the output, any strides.
+        {tensors}{options}: as in the forward.
+        output_mask: which gradients to compute, of {" and of ".join(self.tensors)}.
+
+    Returns:
+        the gradient asked for, or both as a tuple; each has its tensor's shape and dtype.
+    """
+        return form
+
+    def _fake(self, *args):
+        check_fake(self.name, **dict(zip(self.tensors, args[:2], strict=True)))
+        return self.fake(*args)
+
+    def _fake_backward(self, grad_out, *args):
+        tensors, options, need = self._split(args)
+        named = dict(zip(self.tensors, tensors[:2], strict=True)) | {"grad_out": grad_out}
+        check_fake(self.name, **{name: x for name, x in named.items() if x is not None})
+        both = self.fake_gradients(grad_out, *tensors, *options)
+        return tuple(x if wanted else x.new_empty(0) for x, wanted in zip(both, need, strict=True))
+
+    def _split(self, args):
+        """Tensors, options and `need_*` of the backward's arguments after grad_out."""
+        rest = [*args[self.count :]]
+        if self.flag is not None:
+            del rest[self.flag]
+        return args[: self.count], rest[:-2], rest[-2:]
+
+    def _setup(self, ctx, inputs, output):
+        tensors, ctx.options = [*inputs[: self.count]], inputs[self.count :]
+        if self.spared and not ctx.needs_input_grad[1]:
+            tensors[0] = None
+        ctx.save_for_backward(*tensors)
+
+    def _gradient(self, ctx, grad_out):
+        need, tensors = ctx.needs_input_grad[:2], ctx.saved_tensors
+        both = (None, None)
+        if any(need):
+            both = asked(need, self.gradients(grad_out, tensors, ctx.options, need))
+        return *both, *(None,) * (self.count - 2 + len(ctx.options))
+
+    def _setup_backward(self, ctx, inputs, output):
+        grad_out, *args = inputs
+        tensors, ctx.options, ctx.needed = self._split(args)
+        ctx.save_for_backward(grad_out, *tensors)
+        ctx.set_materialize_grads(False)
+
+    def _second(self, ctx, *arriving):
+        """Gradients of the backward, of what arrives for its two: the rule at this file's head."""
+        grad_out, *tensors = ctx.saved_tensors
+        need, found = ctx.needs_input_grad[:3], [None, None, None]
+        for i, to in enumerate(arriving):
+            if to is None or not ctx.needed[i]:
+                continue
+            if i in self.linear:
+                changed = [to if k == i else x for k, x in enumerate(tensors)]
+                other, some = 1 - i, [None, None, None]
+                if need[0]:
+                    some[0] = self.forward(*changed, *ctx.options)
+                if need[1 + other]:
+                    flags = other == 0, other == 1
+                    both = self.gradients(grad_out, changed, ctx.options, flags)
+                    some[1 + other] = both[other]
+            else:
+                some = self.along(to, grad_out, *tensors, *ctx.options, need)
+                some = [
+                    x if x is None else x.to(like.dtype)
+                    for x, like in zip(some, (grad_out, *tensors), strict=False)
+                ]
+            found = [x if y is None else total(x, y) for x, y in zip(found, some, strict=True)]
+        return *asked(need, found), *(None,) * (self.inputs - 3)
+
+
+def _like_tensors(grad_out, first, second, *rest):
+    return first.new_empty(first.shape), second.new_empty(second.shape)
+
+
+def one_by_one(op, info, in_dims, args):
+    """What a vmap rule of a registered operator returns where the members take turns."""
+
+    def member(i):
+        pairs = zip(args, in_dims, strict=True)
+        return op(*(x if dim is None else x.select(dim, i) for x, dim in pairs))
+
+    outs = [member(i) for i in range(info.batch_size)]
+    if isinstance(outs[0], tuple):
+        return tuple(map(torch.stack, zip(*outs, strict=True))), (0,) * len(outs[0])
+    return torch.stack(outs), 0

@@ -1,0 +1,59 @@
+"""The compiler that tests share: another object wherever another one would be made."""
+
+import os
+import subprocess
+
+import pytest
+
+KERNEL = """#ifndef NUMBER
+#define NUMBER 1
+#endif
+int answer() { return NUMBER; }
+"""
+
+
+@pytest.fixture
+def compile_(tmp_path):
+    """A function that compiles KERNEL, a header's edit before it; the object, and if it was new."""
+    folder = os.environ["OCTET_COMPILERS"]
+    environment = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+
+    def run(*words, text=KERNEL, header="", name="a.cpp"):
+        (tmp_path / "a.h").write_text(header)
+        (tmp_path / name).write_text('#include "a.h"\n' + text)
+        before = {*os.listdir(folder)}
+        made = tmp_path / "a.o"
+        made.unlink(missing_ok=True)
+        command = ["c++", *words, "-c", tmp_path / name, "-o", made]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        kept = [file for file in {*os.listdir(folder)} - before if file.endswith(".o")]
+        return made.read_bytes() if made.exists() else done.stderr, len(kept)
+
+    return run
+
+
+def test_what_changes_an_object_makes_another(compile_):
+    first, new = compile_()
+    assert new == 1 and compile_() == (first, 0)
+    assert compile_(text=KERNEL + "// a comment\n", header="/* another */\n") == (first, 0)
+    for changed in (
+        compile_("-DNUMBER=2"),
+        compile_(header="#define NUMBER 3\n"),
+        compile_(text=KERNEL.replace("NUMBER 1", "NUMBER 4")),
+    ):
+        assert changed[0] != first and changed[1] == 1
+    assert compile_("-O1", header="#define NUMBER 3\n")[1] == 1
+
+
+def test_what_a_compiler_says_is_said_each_time(compile_, tmp_path):
+    for _ in range(2):
+        said, new = compile_(text="int oops() { return undeclared; }\n")
+        assert "undeclared" in said and f"{tmp_path}/a.cpp:2" in said and not new
+        assert compile_("-Wall", text="static int unused;\n")[1] == 0
+
+
+def test_the_headers_reached_are_listed_each_time(compile_, tmp_path):
+    for new in (1, 0):
+        (tmp_path / "a.d").unlink(missing_ok=True)
+        assert compile_("-MD", "-MF", tmp_path / "a.d", "-DLISTED")[1] == new
+        assert "a.h" in (tmp_path / "a.d").read_text()
