@@ -316,7 +316,7 @@ class Steps {
         // Axes c, z, y, x, the innermost last; then merged where they lie in one piece.
         int order[4] = {0, 1, 2, 3};
         const int64_t* stride = plan.target.stride + 1;
-        for (int i = 1; i < 4; ++i)  // std::stable_sort would compile for as long as the kernels
+        for (int i = 1; i < 4; ++i)  // stable; std::stable_sort is long to compile
             for (int j = i; j > 0 && stride[order[j - 1]] < stride[order[j]]; --j)
                 std::swap(order[j - 1], order[j]);
         A* to = static_cast<A*>(plan.target.data) + b * plan.target.stride[0];
