@@ -177,7 +177,7 @@ def main(arguments=None) -> None:
             if turn < options.theirs:
                 taken["torch"].append(measure(False, name))
         for who, runs in taken.items():
-            for stage in runs[0]:
+            for stage in runs[0] if runs else ():
                 values = [run[stage] for run in runs]
                 rows.append(
                     {

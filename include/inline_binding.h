@@ -347,53 +347,34 @@ PyObject* call(const char* name, R (*function)(Args...), PyObject* const* given,
     return invoke(name, function, given, count, std::index_sequence_for<Args...>());
 }
 
-/// A function as Python is told of it.
-struct Entry {
-    const char* name;
-    PyObject* (*call)(PyObject*, PyObject* const*, Py_ssize_t);
-    std::string doc;  // its signature before what the caller wrote
-};
-
 // Not shared with the other libraries of this process, which have functions of the same names.
 namespace {
 
-/// Calls `function`; the number keeps two names of one function apart.
+/// `function` as Python is told of it; the number keeps two names of one function apart.
 template <int number, auto function>
-struct Bound {
-    static const char* name;
-    static PyObject* call(PyObject*, PyObject* const* given, Py_ssize_t count) {
-        return octet_binding::call(name, function, given, count);
-    }
-};
-template <int number, auto function>
-const char* Bound<number, function>::name;
-
-template <int number, auto function>
-Entry entry(const char* name, const char* doc) {
-    Bound<number, function>::name = name;
-    return {name, &Bound<number, function>::call, signature(name, function) + "\n\n" + doc + "\n"};
+PyMethodDef entry(const char* name, const char* doc) {
+    static const char* const known = name;
+    static const std::string text = signature(name, function) + "\n\n" + doc + "\n";
+    PyObject* (*call)(PyObject*, PyObject* const*,
+                      Py_ssize_t) = [](PyObject*, PyObject* const* given, Py_ssize_t count) {
+        return octet_binding::call(known, function, given, count);
+    };
+    return {name, (PyCFunction)(void (*)())call, METH_FASTCALL, text.c_str()};
 }
 
-/// Creates the module with these functions.
-inline PyObject* module(const char* name, std::vector<Entry> entries) {
+/// Creates the module with these functions, the last of which is the empty one that ends them.
+template <std::size_t n>
+PyObject* module(const char* name, const PyMethodDef (&entries)[n]) {
 #ifdef OCTET_TENSORS
     const Held torch(PyImport_ImportModule("torch"));
     if (!torch.object) return nullptr;
     tensor_class = PyObject_GetAttrString(torch.object, "Tensor");
     if (!tensor_class) return nullptr;
 #endif
-    static const std::vector<Entry> kept = std::move(entries);  // Python keeps pointers to them
-    static std::vector<PyMethodDef> methods;
+    static PyMethodDef methods[n];  // Python keeps a pointer to them
+    for (std::size_t i = 0; i < n; ++i) methods[i] = entries[i];
     static PyModuleDef definition = {
-        PyModuleDef_HEAD_INIT, name, nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-    if (methods.empty()) {
-        for (const Entry& bound : kept) {
-            methods.push_back({bound.name, (PyCFunction)(void (*)())bound.call, METH_FASTCALL,
-                               bound.doc.c_str()});
-        }
-        methods.push_back({nullptr, nullptr, 0, nullptr});
-        definition.m_methods = methods.data();
-    }
+        PyModuleDef_HEAD_INIT, name, nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
     return PyModule_Create(&definition);
 }
 

@@ -229,10 +229,10 @@ def test_a_process_that_could_not_build_keeps_no_lock(checkout):
     """It lives on, as a notebook does, and another one mends the cause and builds."""
     code = """
 import torch, loader
-from loader.jit.build import batch as build
-def full(folder):
+from loader.jit.cache import lock
+def full(self, **facts):
     raise OSError(28, "No space left on device")
-build.check_writable = full
+lock.FileLock.note = full
 try:
     loader.build()
 except loader.BuildError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Checkout
-from living import FORWARD, NOTE, note_which, square_and_add2
+from living import FORWARD, NOTE, Living, note_which, square_and_add2
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -131,6 +131,16 @@ def test_a_wrong_formula_or_a_broken_python_side_is_refused(living):
 def test_other_arguments_of_an_operator_take_a_new_process(living):
     living.edit("ops/square.cpp", "(square, Square, x)", "(square, Square, y)")
     shown = living("print(loader.reload(), f(x).tolist())")
+    assert "its arguments changed" in shown and shown.endswith("[0.0, 1.0, 4.0, 9.0]")
+
+
+def test_other_arguments_are_noticed_too_where_the_schema_was_declared_at_the_import(living):
+    warm = Living(living.checkout)
+    warm("import torch, loader; from loader import square as f; x = torch.arange(4.); f(x)")
+    assert warm("import os; print(' square ' in os.environ['OCTET_DECLARED'] + ' ')") == "True"
+    living.edit("ops/square.cpp", "(square, Square, x)", "(square, Square, y)")
+    shown = warm("print(loader.reload(), f(x).tolist())")
+    warm.end()
     assert "its arguments changed" in shown and shown.endswith("[0.0, 1.0, 4.0, 9.0]")
 
 

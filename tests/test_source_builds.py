@@ -52,7 +52,7 @@ def test_a_literal_is_found_line_by_line():
     """The caller's file and the line where the text begins."""
 
     def place(source):
-        return source_place.locate(source, 1)
+        return source_place.locate_in(source, __file__)
 
     here = place.__code__.co_firstlineno
     assert place("one\ntwo") is None  # an escape: its lines are not the file's

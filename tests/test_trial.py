@@ -11,7 +11,7 @@ from living import FORWARD, Living
 from torch import Tensor
 
 import loader
-from loader.jit.live.compare import compare
+from loader.jit.live.compare import Comparison
 from loader.jit.live.trial import Verdict
 
 UNITS = sorted(file.stem for file in (ROOT / "ops").glob("*.cpp"))
@@ -144,15 +144,21 @@ def test_a_harmless_formula_is_let_in(new, square):
         square.restore()
 
 
-def tried(unit: str, operator=None, reference=None, samples=None) -> Verdict:
-    """The verdict on something else in the place of an operator, its reference or its samples."""
+def tried(unit: str, operator=None, samples=None, prepared=False) -> Verdict:
+    """The verdict on something else in the place of an operator or its samples.
+
+    `prepared` as in a trial, where the reference is asked while the compiler runs.
+    """
     side = loader._session.module(unit)
     parts = {
         unit: operator or getattr(side, unit),
-        f"{unit}_reference": reference or getattr(side, f"{unit}_reference"),
+        f"{unit}_reference": getattr(side, f"{unit}_reference"),
         "samples": samples or side.samples,
     }
-    return compare(SimpleNamespace(**parts), unit, ["cpu"])
+    comparison = Comparison(SimpleNamespace(**parts), unit, ["cpu"])
+    if prepared:
+        comparison.prepare(lambda: False)
+    return comparison.verdict()
 
 
 def elementwise(change):
@@ -198,6 +204,17 @@ def other_strides(function):
     return operator
 
 
+def overwriting(function):
+    """Leaves zeros in its first argument."""
+
+    def operator(first, *others):
+        out = function(first, *others)
+        first.data.zero_()
+        return out
+
+    return operator
+
+
 class Twice(torch.autograd.Function):
     """The identity, whose second derivative is a thousandth too large."""
 
@@ -232,6 +249,7 @@ MISTAKES = {
     ),
     "strides of the argument": blind_to_strides,
     "strides of the result": other_strides,
+    "argument overwritten": overwriting,
     "second derivative": elementwise(Twice.apply),
 }
 
@@ -240,7 +258,7 @@ MISTAKES = {
 def test_mistakes_in_every_operator_are_refused(unit):
     right = getattr(loader, unit)
     for what, mistaken in MISTAKES.items():
-        verdict = tried(unit, mistaken(right))
+        verdict = tried(unit, mistaken(right), prepared=True)
         assert verdict.outcome == "wrong", f"{what}: {verdict}"
 
 
@@ -277,6 +295,22 @@ def test_torchs_own_grid_sample_is_let_in():
     assert verdict.outcome == "right", verdict
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_what_the_reference_gave_before_the_library_came_serves_once_it_is_there(unit):
+    side, asked = loader._session.module(unit), []
+
+    def reference(*arguments):
+        asked.append(arguments)
+        return getattr(side, f"{unit}_reference")(*arguments)
+
+    parts = {unit: getattr(side, unit), f"{unit}_reference": reference, "samples": side.samples}
+    comparison = Comparison(SimpleNamespace(**parts), unit, ["cpu"])
+    comparison.prepare(lambda: False)
+    before = len(asked)
+    assert comparison.verdict() == tried(unit)
+    assert len(asked) - before <= before // 4
+
+
 def dot(x: Tensor, y: Tensor) -> Tensor:
     return (x * y).sum()
 
@@ -293,9 +327,9 @@ def pairs(device):
 
 def test_a_sum_in_another_order_is_let_in_and_one_without_a_term_is_not():
     module = SimpleNamespace(dot_reference=dot, samples=pairs, dot=one_after_the_other)
-    assert compare(module, "dot", ["cpu"]).outcome == "right"
+    assert Comparison(module, "dot", ["cpu"]).verdict().outcome == "right"
     module.dot = lambda x, y: dot(x[1:], y[1:])
-    assert compare(module, "dot", ["cpu"]).outcome == "wrong"
+    assert Comparison(module, "dot", ["cpu"]).verdict().outcome == "wrong"
 
 
 def test_levels_of_integers_may_differ_by_one_next_to_a_tie_alone():
@@ -306,7 +340,7 @@ def test_levels_of_integers_may_differ_by_one_next_to_a_tie_alone():
         module = SimpleNamespace(
             level_reference=level, samples=lambda device: [(x,)], level=function
         )
-        return compare(module, "level", ["cpu"]).outcome
+        return Comparison(module, "level", ["cpu"]).verdict().outcome
 
     ties = (torch.arange(255) + 0.5) / 255
     other = lambda x: (x * 255).add(0.5).mul(1 - 1e-7).floor().to(torch.uint8)  # noqa: E731
@@ -350,7 +384,7 @@ def test_what_cannot_be_compared_is_told_of():
         def backward(ctx, grad):
             return 2 * grad * ctx.saved_tensors[0]
 
-    verdict = compare(
+    verdict = Comparison(
         SimpleNamespace(
             once=Once.apply,
             once_reference=lambda x: x * x,
@@ -358,7 +392,7 @@ def test_what_cannot_be_compared_is_told_of():
         ),
         "once",
         ["cpu"],
-    )
+    ).verdict()
     assert verdict.outcome == "right", verdict
     notes = "\n".join(verdict.notes)
     for said in ("second derivatives were not compared", "other strides", "emptied"):

@@ -47,22 +47,22 @@ inline void define(torch::stable::detail::StableLibrary& m, const std::string& s
 }
 
 /// Throws what Python sees as RuntimeError, with this text alone.
-[[noreturn]] inline void raise(const char* op, const std::string& what) {
+[[noreturn, gnu::cold]] inline void raise(const char* op, const std::string& what) {
     throw std::runtime_error(std::string(op) + ": " + what);
 }
 
-inline std::string shape_text(const Tensor& x) {
+[[gnu::cold]] inline std::string shape_text(const Tensor& x) {
     std::string text = "(";
     for (int64_t d = 0; d < x.dim(); ++d) text += (d ? ", " : "") + std::to_string(x.size(d));
     return text + (x.dim() == 1 ? ",)" : ")");
 }
 
-inline std::string device_text(const Tensor& x) {
+[[gnu::cold]] inline std::string device_text(const Tensor& x) {
     if (x.is_cpu()) return "cpu";
     return (x.is_cuda() ? "cuda:" : "device ") + std::to_string(x.get_device_index());
 }
 
-inline std::string dtype_text(const Tensor& x) {
+[[gnu::cold]] inline std::string dtype_text(const Tensor& x) {
     static const char* const names[] = {"uint8",     "int8",      "int16",      "int32",
                                         "int64",     "float16",   "float32",    "float64",
                                         "complex32", "complex64", "complex128", "bool"};

@@ -1,21 +1,19 @@
 """Builds that were started together: behind, or waited for."""
 
 import atexit
+import concurrent.futures
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Collection
-from typing import Any
 
-from ..cache.lock import FileLock, gate
-from ..cache.store import Store, cannot_write, check_writable, make_private
+from ..cache.lock import gate
+from ..cache.store import Store, cannot_write, make_private
 from ..errors import BuildError
 from ..machine import settings
-from .engine import Job, Recipe, work_folder
-from .locks import close_lock, open_lock
-from .say import Silent, say
-from .workshop import end_all
+from .engine import Job, Recipe
+from .progress import Quiet, say
+from .workshop import behind, end_all, in_threads
 
 _LAST_MOMENT = 2.0  # seconds that the end of a process waits for its builds to end
 
@@ -23,44 +21,26 @@ _LAST_MOMENT = 2.0  # seconds that the end of a process waits for its builds to 
 class Batch:
     """Jobs that were started together; `report` hears of them."""
 
-    def __init__(self, jobs: Collection[Job], store: Store, report: Any):
+    def __init__(self, jobs: Collection[Job], store: Store, report: Quiet):
         self.jobs, self._store, self._report = [*jobs], store, report
-        self._began = time.perf_counter()
-        self._left = len(self.jobs)
-        self._guard = threading.Lock()
-        self._done = threading.Event()
 
     def start(self) -> "Batch":
         """Begin, in daemon threads; an error that concerns all ends every job with it."""
-        locks: dict[int, FileLock] = {}
+        work = self._store.path.parent / "work"
         try:
             for job in self.jobs:
                 job.recipe.check_machine()
-            work = self._store.path.parent / "work"
             for folder in (self._store.path, work):
                 make_private(folder)
-            check_writable(work)
             with gate(work):  # one process gets all that nobody builds yet
                 for job in self.jobs:
-                    lock = open_lock(work_folder(job.recipe, job.store, job.inputs))
-                    if lock.take():
-                        lock.note(pid=os.getpid())
-                        locks[id(job)] = lock
-                    else:
-                        close_lock(lock)
+                    job.claim()
         except (BuildError, OSError) as error:
-            for lock in locks.values():
-                close_lock(lock)
             text = error if isinstance(error, BuildError) else cannot_write(work.parent, error)
             for job in self.jobs:
                 job.end(text)
-            self._left = 0
-            self._end()
-            return self
         _batches.add(self)
-        for job in self.jobs:
-            arguments = (job, locks.get(id(job)))
-            threading.Thread(target=self._run, args=arguments, daemon=True).start()
+        self._done = behind(self._run)
         return self
 
     def wait(self) -> None:
@@ -68,9 +48,7 @@ class Batch:
         try:
             for job in self.jobs:
                 job.hurry()
-            for job in self.jobs:
-                job.wait()
-            self._done.wait()
+            self._done.result()
         except BaseException:
             self.stop()
             raise
@@ -83,32 +61,24 @@ class Batch:
     def abandon(self) -> list[str]:
         """End it without a word, as this process ends; the names of what is not built then.
 
-        Waits a moment for the threads: one that the interpreter's end catches while it prints would
-        bring that down.
+        Waits for its threads: one that is caught printing would bring the interpreter's end down.
         """
         left = [job.recipe.label for job in self.jobs if not (job.ended or job.stopped)]
-        self._report = Silent()
+        self._report = Quiet()
         self.stop()
-        self._done.wait(_LAST_MOMENT)
+        concurrent.futures.wait([self._done], _LAST_MOMENT)
         return left
 
-    def _run(self, job: Job, lock: FileLock | None) -> None:
-        job.run(lock, self._report.show)
-        with self._guard:
-            self._left -= 1
-            if self._left:
-                return
-        self._end()
-
-    def _end(self) -> None:
+    def _run(self) -> None:
+        begun, show = time.perf_counter(), self._report.show
+        in_threads(lambda job: job.run(show), [job for job in self.jobs if not job.ended])
         _batches.discard(self)
         keys = [job.key for job in self.jobs if job.result == "built"]
-        removed: tuple = ()
+        removed = (0, 0)
         if keys:
             with contextlib.suppress(OSError, ValueError):
                 removed = make_room(self._store, keys)
-        self._report.end(self.jobs, time.perf_counter() - self._began, removed)
-        self._done.set()
+        self._report.end(self.jobs, time.perf_counter() - begun, removed)
 
 
 _batches: set[Batch] = set()  # those under way
@@ -130,7 +100,7 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-def build(recipe: Recipe, store: Store, report: Any, why: str = "") -> Job:
+def build(recipe: Recipe, store: Store, report: Quiet, why: str = "") -> Job:
     """Build one recipe here and now; its job, which has ended.
 
     Raises: BuildError.

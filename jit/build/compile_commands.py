@@ -29,11 +29,11 @@ def write(root: Path, toolchain: Toolchain) -> None:
     if root == HOME and not settings.is_checkout(root):
         return
     file = root / NAME
-    text = json.dumps(commands(root, toolchain), indent=1) + "\n"
+    entries = map(json.dumps, commands(root, toolchain))  # whole, indented, it takes 13 ms
+    text = "[\n" + ",\n".join(entries) + "\n]\n"
     with contextlib.suppress(OSError):
-        if file.exists() and file.read_text() == text:
-            return
-        files.write(file, text)
+        if not file.exists() or file.read_text() != text:
+            files.write(file, text)
 
 
 def commands(root: Path, toolchain: Toolchain) -> list[dict]:
@@ -53,7 +53,7 @@ def commands(root: Path, toolchain: Toolchain) -> list[dict]:
                 if ours and file not in entries:
                     entries[file] = _arguments(file, suffix, root, toolchain)
     return [
-        {"directory": str(root), "file": str(root / file), "arguments": arguments}
+        {"directory": str(root), "file": os.path.join(root, file), "arguments": arguments}
         for file, arguments in sorted(entries.items())
     ]
 
@@ -63,12 +63,11 @@ def _arguments(file: str, language: str, root: Path, toolchain: Toolchain) -> li
 
     nvcc's, `-gencode`, `-Xcompiler` and the like, are errors to clangd.
     """
-    include = Path(torch.__file__).parent / "include"
-    headers = [f"-I{root / folder}" for folder in include_folders(root)]
-    for folder in (include, include / "torch/csrc/api/include"):
-        headers += ["-isystem", str(folder)]
-    shared = [*headers, *(["-DOCTET_CUDA"] if toolchain.nvcc else [])]
-    last = ["-c", str(root / file)]
+    include = os.path.join(os.path.dirname(torch.__file__), "include")
+    shared = [f"-I{os.path.join(root, folder)}" for folder in include_folders(root)]
+    shared += ["-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]
+    shared += ["-DOCTET_CUDA"] if toolchain.nvcc else []
+    last = ["-c", os.path.join(root, file)]
     if language == ".cpp":
         kind = [] if file.endswith(".cpp") else ["-x", "c++-header"]
         return ["c++", "-std=c++17", *kind, *shared, *toolchain.cflags, *last]

@@ -1,19 +1,10 @@
 """One engine for all that is built: a recipe becomes an artifact in the store.
 
-An operator of `import loader`, an extension of `load_inline`, an edit, a CPU kernel from a string
-are recipes: they say what goes in (`inputs`), how it is made in a work folder (`make`), and what a
-person wants to read of a failure (`explain`). The engine does the rest, the same for all:
-
-    find     look the key up in the store, verified by digest: milliseconds, no lock
-    start    build behind, in threads of this process, as many compilers at once as there are cores
-    wait     until a build has ended; what is waited for goes to the front of the queue
-
 Of any number of processes that want one unit, one holds the lock of its work folder and builds; the
 others wait, say for whom, and take over should it die. Whoever is killed when, the store holds
 whole entries or none, and finished objects are there for the next build.
 """
 
-import contextlib
 import errno
 import os
 import re
@@ -21,16 +12,15 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from ..cache.key import key
-from ..cache.lock import FileLock
+from ..cache.lock import FileLock, lock_of
 from ..cache.store import DISK, Store, cannot_write
 from ..errors import BuildError
 from ..machine import settings
-from .locks import close_lock, open_lock
 from .slots import SLOTS
 from .workshop import CompileError, Workshop
 
@@ -40,14 +30,10 @@ _LITTLE = 4 << 20  # bytes free, of which a build takes some
 
 
 class Recipe(Protocol):
-    """The questions that the engine has to all that is built.
+    """The questions that the engine has to all that is built: an operator, an extension."""
 
-    Attributes:
-        unit: what its entries in the store are called; `label` is what people call it.
-    """
-
-    unit: str
-    label: str
+    unit: str  # what its entries in the store are called
+    label: str  # what people call it
 
     def inputs(self) -> dict:
         """Return all that the product depends on, as it is now; the key is its digest."""
@@ -59,10 +45,7 @@ class Recipe(Protocol):
         """Raise BuildError where something to build with is missing."""
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
-        """Return the product, which the engine publishes and removes, and facts to keep beside.
-
-        Raises: CompileError.
-        """
+        """Return the product, which the engine removes, and facts beside it, or CompileError."""
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the error for what a compiler printed."""
@@ -73,26 +56,27 @@ def find(recipe: Recipe, store: Store, inputs: dict) -> Path | None:
     return store.verified(recipe.unit, key(inputs))
 
 
-def refuse_if_never(what: str, store: Store, unit: str | None = None) -> None:
-    """Raise BuildError where LOADER_BUILD=never forbids to build."""
+def refuse_if_never(
+    what: str,
+    store: Store,
+    unit: str | None = None,
+    cure: str = ", or run `python -m loader build`",
+) -> None:
+    """Raise BuildError where LOADER_BUILD=never forbids to build; `cure` beside unsetting that."""
     if settings.value("LOADER_BUILD") == "never":
         raise BuildError(
             f"{what}: there is no build of these sources for this machine in "
             f"{os.pathsep.join(str(layer.parent) for layer in store.layers)}, and "
-            "LOADER_BUILD=never forbids to compile it; unset that, or run "
-            "`python -m loader build`",
+            f"LOADER_BUILD=never forbids to compile it; unset that{cure}",
             unit,
         )
 
 
 class Job:
-    """One recipe being built by this process, or waited for.
+    """One recipe being built by this process, or waited for; `error` says what went wrong.
 
-    Attributes:
-        error: what went wrong, once it has ended.
-        result: `built` by this process, `waited` for another one that did, or `failed`.
-        seconds: of the stages `compile`, `link` and `wait`.
-        key: of the product.
+    `result` is `built` by this process, `waited` for another one that did, or `failed`; `seconds`
+    has the stages `compile`, `link` and `wait`; `key` is the product's.
     """
 
     def __init__(
@@ -114,6 +98,8 @@ class Job:
         self._rank = (1, -cost)
         self._ended = threading.Event()
         self._workshop: Workshop | None = None
+        self._lock: FileLock | None = None
+        self._held = False
 
     @property
     def ended(self) -> bool:
@@ -125,9 +111,9 @@ class Job:
         self._rank = (0, self._rank[1])
         SLOTS.again()
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has ended, for at most this long; True if it has."""
-        return self._ended.wait(seconds)
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._ended.wait()
 
     def stop(self) -> None:
         """End its compilers; it ends with an error."""
@@ -140,21 +126,29 @@ class Job:
         self.error = error
         if error:
             self.result = "failed"
+        if self._lock:
+            self._lock.close()
         try:
             self._then(self)
         finally:
             self._ended.set()
 
-    def run(self, lock: FileLock | None, show: Callable[[dict], None]) -> None:
-        """Build, or wait for who does; raises nothing.
+    def claim(self) -> None:
+        """Take the lock of its work folder, if nobody has it."""
+        self._lock = lock_of(work_folder(self.recipe, self.store, self.inputs))
+        self._held = self._lock.take()
+        if self._held:
+            self._lock.note()
 
-        `lock` is that of the work folder where this process has it already.
-        """
+    def run(self, show: Callable[[dict], None]) -> None:
+        """Build, or wait for who does; raises nothing."""
         name, error = self.recipe.label, None
         try:
-            show({"unit": name, "state": "compiling" if lock else "queued"})
-            with _locked(self, lock, show) as held:
-                self._build(held)
+            show({"unit": name, "state": "compiling" if self._held else "queued"})
+            assert self._lock, "claimed"
+            if not self._held:
+                self._take_turn(self._lock, show)
+            self._build(self._lock)
         except CompileError:
             error = BuildError(f"{name}: its build was interrupted", name)
         except Exception as failure:
@@ -162,15 +156,31 @@ class Job:
         show({"unit": name, "state": "failed" if error else "done"})
         self.end(error)
 
+    def _take_turn(self, lock: FileLock, show: Callable[[dict], None]) -> None:
+        """Wait for who builds this; its BuildError, if that failed on these inputs."""
+        since, said = time.time(), False
+        while not lock.take():
+            waited, holder = time.time() - since, lock.read()
+            if not said and waited > _SAY_AFTER and holder.get("pid") != os.getpid():
+                said = True
+                show({"unit": self.recipe.label, "state": "waiting", "holder": holder})
+            if self.stopped:
+                raise CompileError("the build was ended")
+            time.sleep(_LOOK_AGAIN)
+            self.seconds["wait"] = time.time() - since
+        noted = lock.read()
+        same = noted.get("key") == key(self.inputs) and noted.get("since", 0) > since
+        if same and "failed" in noted:
+            raise BuildError(noted["failed"][0], self.recipe.label, noted["failed"][1])
+        lock.note()
+        self.inputs = self.recipe.inputs()
+
     def _build(self, lock: FileLock) -> None:
         """Make and publish, unless another process has meanwhile.
 
-        What goes in is digested before and after: where somebody saved an edit in between, the
-        product may be made of either, and is made again.
+        What goes in is digested before and after: an edit in between may be in it or not.
         """
         recipe, store = self.recipe, self.store
-        if "wait" in self.seconds:
-            self.inputs = recipe.inputs()
         for _ in range(5):
             self.key = key(self.inputs)
             if find(recipe, store, self.inputs):
@@ -187,10 +197,8 @@ class Job:
                     return
             finally:
                 product.unlink(missing_ok=True)
-        raise BuildError(
-            f"{recipe.label}: its sources kept changing while they were compiled; try again",
-            recipe.label,
-        )
+        name, fault = recipe.label, "its sources kept changing while they were compiled; try again"
+        raise BuildError(f"{name}: {fault}", name)
 
     def _make(self, lock: FileLock) -> tuple[Path, dict]:
         """Run the recipe; an error is noted in the lock, for those who wait."""
@@ -205,7 +213,7 @@ class Job:
                 if shop.ended or self.stopped:
                     raise
                 failed = _failed(recipe, str(error), shop, store)
-                lock.note(pid=os.getpid(), key=self.key, failed=[str(failed), failed.log])
+                lock.note(key=self.key, failed=[str(failed), failed.log])
                 raise failed from None
             finally:
                 self.seconds |= shop.seconds
@@ -224,10 +232,10 @@ def _told(error: Exception, name: str, store: Store) -> BuildError:
 
 def _failed(recipe: Recipe, output: str, shop: Workshop, store: Store) -> BuildError:
     """The error for what compilers said; of a full disk where that was the cause."""
-    full = re.search(r"Bus error|signal 7\b", output)  # as a linker's map meets it
-    if "No space left on device" in output or (
-        full and shutil.disk_usage(shop.folder).free < _LITTLE
-    ):
+    full = "No space left on device" in output
+    if re.search(r"Bus error|signal 7\b", output):  # as a linker's map meets it
+        full |= shutil.disk_usage(shop.folder).free < _LITTLE
+    if full:
         return cannot_write(store.path.parent, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     return recipe.explain(output, shop)
 
@@ -236,32 +244,3 @@ def work_folder(recipe: Recipe, store: Store, inputs: dict) -> Path:
     """Return the folder in which a recipe is made; its lock lies beside it."""
     work = store.path.parent / "work"
     return work / f"{recipe.unit}-{key(recipe.maker(inputs))[:12]}"
-
-
-@contextlib.contextmanager
-def _locked(job: Job, lock: FileLock | None, show: Callable) -> Iterator[FileLock]:
-    """Hold the lock of a recipe's work folder inside.
-
-    Raises: BuildError, the one of the build that was waited for, if that failed on these inputs.
-    """
-    since, said = time.time(), False
-    if lock is None:
-        lock = open_lock(work_folder(job.recipe, job.store, job.inputs))
-    try:
-        while not lock.take():
-            waited, holder = time.time() - since, lock.read()
-            if not said and waited > _SAY_AFTER and holder.get("pid") != os.getpid():
-                said = True
-                show({"unit": job.recipe.label, "state": "waiting", "holder": holder})
-            if job.stopped:
-                raise CompileError("the build was ended")
-            time.sleep(_LOOK_AGAIN)
-            job.seconds["wait"] = time.time() - since
-        noted = lock.read()
-        same = noted.get("key") == key(job.inputs) and noted.get("since", 0) > since
-        if same and "failed" in noted:
-            raise BuildError(noted["failed"][0], job.recipe.label, noted["failed"][1])
-        lock.note(pid=os.getpid())
-        yield lock
-    finally:
-        close_lock(lock)

@@ -13,19 +13,22 @@ import shlex
 import shutil
 import subprocess
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice, product
 from pathlib import Path
+from typing import Any
+from unittest import mock  # which torch has imported
 
 from ..errors import BuildError
 from ..machine import files
 from ..machine.forks import Lock
 from ..machine.toolchain import Toolchain
+from .workshop import behind
 
-_FORMAT = 1  # raise when the questions, or the form of the answers, change
-# What stands in torch's command lines for what a caller brings.
-_NAME, _INCLUDE, _CXX, _CUDA, _LINK = "@name@", "/@include@", "@cxx@", "@cuda@", "@link@"
+_FORMAT = 2  # raise when the questions, or the form of the answers, change
+_NAME, _INCLUDE, _EXTRA = "@name@", "/@include@", "@extra@"  # what a caller brings, in the answers
 _one_at_a_time = Lock()
 
 
@@ -34,44 +37,41 @@ class Flags:
     """Command lines without the compiler, the input and the output.
 
     Attributes:
-        lines: by kind (`cxx`, `cuda`, `link`, and each with `+cuda` where a part of the unit is
-            CUDA), words in which marks stand for what a caller brings.
+        lines: by kind (`cxx`, `cuda`, `link`, `program`, and each with `+cuda` where a part of the
+            unit is CUDA), words in which marks stand for what a caller brings.
         linker: has the compiler use the fastest linker that works with it.
         quicker: lets g++ compile in half the time, to the same end.
     """
 
     lines: dict[str, list[str]]
-    linker: tuple[str, ...]
-    quicker: tuple[str, ...]
+    linker: list[str]
+    quicker: list[str]
 
     def cxx(self, name: str, includes: list[str], extra: list[str], with_cuda: bool) -> list[str]:
         """Return the arguments for a C++ source of the module `name`."""
-        line = self.lines["cxx+cuda" if with_cuda else "cxx"]
-        return _filled(line, name, includes, {_CXX: extra})
+        return _filled(self.lines["cxx" + "+cuda" * with_cuda], extra, includes, name)
 
     def cuda(self, name: str, includes: list[str], extra: list[str]) -> list[str]:
         """Return the arguments for a CUDA source; a `-std=` in `extra` takes the place of ours."""
         line = self.lines["cuda+cuda"]
         if any(flag.startswith("-std=") for flag in extra):
             line = [word for word in line if not word.startswith("-std=")]
-        return _filled(line, name, includes, {_CUDA: extra})
+        return _filled(line, extra, includes, name)
 
     def link(self, extra: list[str], with_cuda: bool, standalone: bool = False) -> list[str]:
         """Return the arguments for the linker, behind the objects."""
-        kind = ("program" if standalone else "link") + ("+cuda" if with_cuda else "")
-        return _filled(self.lines[kind], "", [], {_LINK: extra})
+        return _filled(self.lines[_linked(standalone) + "+cuda" * with_cuda], extra)
 
 
-def _filled(line: list[str], name: str, includes: list[str], parts: dict) -> list[str]:
-    words: list[str] = []
-    for word in line:
-        if word in parts:
-            words += parts[word]
-        elif word == f"-I{_INCLUDE}":
-            words += [f"-I{folder}" for folder in includes]
-        else:
-            words.append(word.replace(_NAME, name))
-    return words
+def _linked(standalone: bool) -> str:
+    return "program" if standalone else "link"
+
+
+def _filled(
+    line: list[str], extra: list[str], includes: Iterable[str] = (), name: str = ""
+) -> list[str]:
+    given = {_EXTRA: extra, f"-I{_INCLUDE}": [f"-I{folder}" for folder in includes]}
+    return [w for word in line for w in given.get(word, [word.replace(_NAME, name)])]
 
 
 @cache
@@ -86,64 +86,51 @@ def of(toolchain: Toolchain, work: Path) -> Flags:
     asked += [torch.__file__, os.environ.get("CUDA_INC_PATH"), os.environ.get("CUDNN_HOME")]
     digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     place = work / f"flags-{digest}.json"
-    kept = files.read_record(place)
-    if kept is None:
-        with _one_at_a_time:
-            kept = {"lines": _ask_torch(toolchain)}
-        kept |= {"linker": _linker(toolchain), "quicker": _quicker(toolchain)}
-        files.write_record(place, kept)
-    return Flags(kept["lines"], tuple(kept["linker"]), tuple(kept["quicker"]))
+    with _one_at_a_time:  # all units ask at once
+        kept = files.read_record(place)
+        if kept is None:
+            of_compiler = behind(_ask_compiler, toolchain.command("CXX"))  # as torch's is imported
+            with _cpp_extension(toolchain) as extension:
+                with_nvcc = bool(toolchain.nvcc and toolchain.cuda_home)
+                kept = [_ask_torch(extension, with_nvcc), *of_compiler.result()]
+            files.write_record(place, kept)
+    return Flags(*kept)
 
 
-def _ask_torch(toolchain: Toolchain) -> dict[str, list[str]]:
+def _ask_torch(extension: Any, with_nvcc: bool) -> dict[str, list[str]]:
     """Have torch make its command lines, and take them before it writes them to a file."""
     lines: dict[str, list[str]] = {}
-    with _cpp_extension(toolchain) as extension:
-        for with_cuda in (False, True) if toolchain.nvcc and toolchain.cuda_home else (False,):
-            suffix = "+cuda" if with_cuda else ""
-            taken: dict = {}
-            write, extension._write_ninja_file = (
-                extension._write_ninja_file,
-                lambda *_, taken=taken, **facts: taken.update(facts),
+    for with_cuda, standalone in product([False, True] if with_nvcc else [False], [True, False]):
+        with mock.patch.object(extension, "_write_ninja_file") as write:
+            libraries = extension._prepare_ldflags([_EXTRA], with_cuda, False, False, standalone)
+            extension._write_ninja_file_to_build_library(
+                path="",
+                name=_NAME,
+                sources=["a.cpp", "b.cu"] if with_cuda else ["a.cpp"],
+                extra_cflags=[_EXTRA],
+                extra_cuda_cflags=[_EXTRA],
+                extra_sycl_cflags=[],
+                extra_ldflags=libraries,
+                extra_include_paths=[_INCLUDE],
+                with_cuda=with_cuda,
+                with_sycl=False,
+                is_standalone=standalone,
             )
-            try:
-                extension._write_ninja_file_to_build_library(
-                    path="",
-                    name=_NAME,
-                    sources=["a.cpp", "b.cu"] if with_cuda else ["a.cpp"],
-                    extra_cflags=[_CXX],
-                    extra_cuda_cflags=[_CUDA],
-                    extra_sycl_cflags=[],
-                    extra_ldflags=[_LINK],
-                    extra_include_paths=[_INCLUDE],
-                    with_cuda=with_cuda,
-                    with_sycl=False,
-                    is_standalone=False,
-                )
-            finally:
-                extension._write_ninja_file = write
-            lines[f"cxx{suffix}"] = _words(taken["cflags"])
-            lines[f"cuda{suffix}"] = _words(taken["cuda_cflags"] or [])
-            for kind, standalone in (("link", False), ("program", True)):
-                libraries = extension._prepare_ldflags([], with_cuda, False, False, standalone)
-                shared = [] if standalone else ["-shared"]
-                lines[f"{kind}{suffix}"] = [*shared, _LINK, *_words(libraries)]
+        kinds = {"cxx": "cflags", "cuda": "cuda_cflags", _linked(standalone): "ldflags"}
+        for kind, name in kinds.items():
+            flags = write.call_args.kwargs[name] or []
+            lines[kind + "+cuda" * with_cuda] = [w for flag in flags for w in shlex.split(flag)]
     return lines
 
 
-def _words(flags: list[str]) -> list[str]:
-    return [word for flag in flags for word in shlex.split(flag)]
-
-
 @contextlib.contextmanager
-def _cpp_extension(toolchain: Toolchain) -> Iterator:
+def _cpp_extension(toolchain: Toolchain) -> Iterator[Any]:
     """torch.utils.cpp_extension, told of our CUDA and architectures, and silent."""
     changed = {"TORCH_CUDA_ARCH_LIST": toolchain.architectures or "9.0", "CC": None}
     before = {name: os.environ.get(name) for name in changed}
     silent = logging.root.manager.disable
     try:
-        for name, value in changed.items():
-            _set(name, value)
+        _set(changed)
         logging.disable(logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -154,52 +141,45 @@ def _cpp_extension(toolchain: Toolchain) -> Iterator:
                     f"torch.utils.cpp_extension cannot be imported: {error}; "
                     "pip install -U setuptools"
                 ) from None
-            home, cpp_extension.CUDA_HOME = cpp_extension.CUDA_HOME, toolchain.cuda_home
-            try:
+            with mock.patch.object(cpp_extension, "CUDA_HOME", toolchain.cuda_home):
                 yield cpp_extension
-            finally:
-                cpp_extension.CUDA_HOME = home
     finally:
         logging.disable(silent)
-        for name, value in before.items():
-            _set(name, value)
+        _set(before)
 
 
-def _set(name: str, value: str | None) -> None:
-    os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+def _set(environment: dict[str, str | None]) -> None:
+    for name, value in environment.items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def _accepts(command: list[str]) -> bool:
-    trial = [*command, "-x", "c++", "/dev/null"]
-    return subprocess.run(trial, capture_output=True, check=False).returncode == 0
+def _ask_compiler(cxx: list[str]) -> list[list[str]]:
+    """The flags for the linker, lld, gold or the compiler's own choice; and for a quicker g++.
 
-
-def _quicker(toolchain: Toolchain) -> list[str]:
-    """Kernels write the case of neighbouring elements out by hand; g++ would copy all other loops
-    for that case as well. clang has no such flag, and fails where it is given.
+    Kernels write the case of neighbouring elements out by hand; g++ would copy all other loops for
+    that case as well. clang has no such flag, and fails where it is given.
     """
-    flags = ["-fno-version-loops-for-strides"]
-    return flags if _accepts([*toolchain.command("CXX"), *flags, "-fsyntax-only"]) else []
 
+    def accepts(*flags: str) -> bool:
+        trial = [*cxx, *flags, "-x", "c++", "/dev/null"]
+        return subprocess.run(trial, capture_output=True, check=False).returncode == 0
 
-def _linker(toolchain: Toolchain) -> list[str]:
-    """lld, gold, or the compiler's own choice."""
-    for name in ("lld", "gold"):
-        trial = ["-shared", "-fPIC", f"-fuse-ld={name}", "-o", "/dev/null"]
-        if shutil.which(f"ld.{name}") and _accepts([*toolchain.command("CXX"), *trial]):
-            return [f"-fuse-ld={name}", "-Wl,--as-needed"]
-    return ["-Wl,--as-needed"]
+    linkers = (f"-fuse-ld={name}" for name in ("lld", "gold") if shutil.which(f"ld.{name}"))
+    works = (f for f in linkers if accepts("-shared", "-fPIC", f, "-o", "/dev/null"))
+    quicker = "-fno-version-loops-for-strides"
+    return [
+        [*islice(works, 1), "-Wl,--as-needed"],
+        [quicker] if accepts(quicker, "-fsyntax-only") else [],
+    ]
 
 
 def cuda_runtime(folder: Path, toolchain: Toolchain) -> list[str]:
     """Give the CUDA runtime the name that -lcudart looks for, which NVIDIA's wheels lack."""
     libraries = [Path(toolchain.cuda_home or "") / name for name in ("lib64", "lib")]
-    if any((path / "libcudart.so").exists() for path in libraries):
+    found = [file for path in libraries for file in sorted(path.glob("libcudart.so*"))]
+    if not found or any(file.name == "libcudart.so" for file in found):
         return []
-    for found in (file for path in libraries for file in path.glob("libcudart.so.*")):
-        link = folder / "libcudart.so"
-        draft = folder / f".cudart-{os.getpid()}-{os.urandom(4).hex()}"
-        draft.symlink_to(found)
-        os.replace(draft, link)
-        return [f"-L{folder}"]
-    return []
+    draft = folder / f".cudart-{os.getpid()}-{os.urandom(4).hex()}"
+    draft.symlink_to(found[0])
+    os.replace(draft, folder / "libcudart.so")
+    return [f"-L{folder}"]

@@ -1,25 +1,36 @@
 """Builds as a person sees them: a live line each on a terminal, elsewhere a line of news."""
 
+import contextlib
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors.table import bytes_text, duration
 from ..machine import settings
-from .engine import Job
-from .say import Silent, say
+
+if TYPE_CHECKING:
+    from .engine import Job
 
 
-class Quiet(Silent):
+def say(text: str) -> None:
+    """Tell the user something, on stderr, where there is one that still takes it."""
+    with contextlib.suppress(Exception):  # a notebook's kernel that is shutting down, say
+        print(f"loader: {text}", file=sys.stderr, flush=True)
+
+
+class Quiet:
     """Says only for whom this process waits."""
 
     def show(self, event: dict) -> None:
         """Take in a unit's new state."""
         if event["state"] == "waiting":
             say(f"waiting for {describe(event['holder'])}, which is building {event['unit']}")
+
+    def end(self, jobs: list["Job"], seconds: float, removed: tuple[int, int]) -> None:
+        """Take in the end of all; how many old builds were removed, and their bytes."""
 
 
 class Progress(Quiet):
@@ -30,27 +41,29 @@ class Progress(Quiet):
     """
 
     def __init__(self, names: list[str], cache: Path, behind: str = ""):
-        self._names, self._cache, self._live = names, cache, None
+        self._count, self._named, self._cache = len(names), f"({', '.join(names)})", cache
         self._guard = threading.Lock()
-        self._waiting: dict = {}
+        self._waiting: dict[str, list[str]] = {}
+        self._live = None
         if behind:
-            say(f"building {_counted(names)} behind into {cache}: {behind}")
+            many = "s" * (len(names) != 1)
+            say(f"building {len(names)} operator{many} {self._named} behind into {cache}: {behind}")
         elif sys.stderr is not None and sys.stderr.isatty():
             self._live = _live(names)
 
     def show(self, event: dict) -> None:
         """Take in a unit's new state."""
-        if not self._live:
-            if event["state"] == "waiting":
-                self._say_waiting(event)
-            return
-        text, (progress, tasks) = event["state"], self._live
-        if text == "waiting":
-            text = f"waiting for {describe(event['holder'])}, which is building it"
-        progress.start_task(tasks[event["unit"]])
-        progress.update(tasks[event["unit"]], description=text)
-        if event["state"] in ("done", "failed"):
-            progress.stop_task(tasks[event["unit"]])
+        text = event["state"]
+        if self._live:
+            display, tasks = self._live
+            if text == "waiting":
+                text = f"waiting for {describe(event['holder'])}, which is building it"
+            display.start_task(tasks[event["unit"]])
+            display.update(tasks[event["unit"]], description=text)
+            if text in ("done", "failed"):
+                display.stop_task(tasks[event["unit"]])
+        elif text == "waiting":
+            self._say_waiting(event)
 
     def _say_waiting(self, event: dict) -> None:
         """One line for all that one process is waited for; the units tell within a moment."""
@@ -64,22 +77,20 @@ class Progress(Quiet):
                 names = sorted(self._waiting.pop(holder))
             say(f"waiting for {holder}, which is building {', '.join(names)}")
 
-    def end(self, jobs: list[Job], seconds: float, removed: tuple) -> None:
+    def end(self, jobs: list["Job"], seconds: float, removed: tuple[int, int]) -> None:
         """Say once what was done."""
         if self._live:
             self._live[0].stop()
-        built = sum(job.result == "built" for job in jobs)
-        failed = sum(job.result == "failed" for job in jobs)
-        if built or failed:
-            of = f"{len(self._names)} ({', '.join(self._names)})"
-            say(f"built {built} of {of} in {seconds:.1f} s into {self._cache}")
+        results, of = [job.result for job in jobs], f"{self._count} {self._named}"
+        if {"built", "failed"} & {*results}:
+            say(f"built {results.count('built')} of {of} in {seconds:.1f} s into {self._cache}")
         else:
-            said = f"{len(self._names)} ({', '.join(self._names)})"
-            say(f"waited {seconds:.1f} s for {said}, which another process built")
-        if removed and removed[0]:
+            say(f"waited {seconds:.1f} s for {of}, which another process built")
+        count, size = removed
+        if count:
             limit = bytes_text(settings.cache_limit())
             say(
-                f"removed {removed[0]} old builds ({bytes_text(removed[1])}) from {self._cache}, "
+                f"removed {count} old builds ({bytes_text(size)}) from {self._cache}, "
                 f"which may take {limit} (LOADER_CACHE_LIMIT)"
             )
 
@@ -97,10 +108,6 @@ def _live(names: list[str]) -> Any:
     tasks = {name: display.add_task("queued", unit=name, start=False) for name in names}
     display.start()
     return display, tasks
-
-
-def _counted(names: list[str]) -> str:
-    return f"{len(names)} operator{'s' * (len(names) != 1)} ({', '.join(names)})"
 
 
 def describe(holder: dict) -> str:

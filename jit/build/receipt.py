@@ -18,16 +18,14 @@ class Receipt:
         units: by operator, `result` and milliseconds by stage of `STAGES`. The result is `hit`
             (it was in the cache), `built`, `waited` (another process built it meanwhile), `failed`,
             `missing` (not built yet), or `foreign` (a library that somebody else loaded has it).
-        what: whose receipt it is, `import loader` or a library's.
-        total: milliseconds that this took, what it built included.
-        index: milliseconds in which it was seen that nothing had changed since the last import; the
-            sources were not even hashed then. None where that was not so.
+        total: milliseconds that `what`, an import or a library, took with what it built.
+        index: milliseconds to see that nothing had changed since the last import, where that was
+            so: then the sources are not even hashed.
     """
 
     def __init__(self, what: str = "import loader"):
-        self.what = what
+        self.what, self.total = what, 0.0
         self.units: dict[str, dict] = {}
-        self.total = 0.0
         self.index: float | None = None
 
     @contextmanager

@@ -8,10 +8,7 @@ from collections.abc import Callable, Iterator
 
 def cores() -> int:
     """Return how many cores this process may use; MAX_JOBS bounds them."""
-    there = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    most = os.environ.get("MAX_JOBS", "")
+    there, most = len(os.sched_getaffinity(0)), os.environ.get("MAX_JOBS", "")
     return min(there, int(most)) if most.isdigit() and int(most) > 0 else there
 
 
@@ -28,18 +25,17 @@ class Slots:
         """Forget who holds and who waits, as a forked child has to."""
         self._change = threading.Condition()
         self._taken = 0
-        self._waiting: dict[object, Callable[[], tuple]] = {}
+        self._waiting: list[Callable[[], tuple]] = []
 
     @contextlib.contextmanager
     def take(self, rank: Callable[[], tuple]) -> Iterator[None]:
-        """Hold a place inside; waits for it."""
-        ticket = object()
+        """Hold a place inside; waits for it. `rank` is a function of this call's own."""
         with self._change:
-            self._waiting[ticket] = rank
+            self._waiting.append(rank)
             try:
-                self._change.wait_for(lambda: self._taken < cores() and self._next() is ticket)
+                self._change.wait_for(lambda: self._taken < cores() and self._next() is rank)
             finally:
-                del self._waiting[ticket]
+                self._waiting.remove(rank)
             self._taken += 1
             self._change.notify_all()  # there may be another place
         try:
@@ -54,8 +50,8 @@ class Slots:
         with self._change:
             self._change.notify_all()
 
-    def _next(self) -> object:
-        return min(self._waiting, key=lambda ticket: self._waiting[ticket]())
+    def _next(self) -> Callable[[], tuple]:
+        return min(self._waiting, key=lambda rank: rank())
 
 
 SLOTS = Slots()

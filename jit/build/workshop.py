@@ -6,6 +6,7 @@ for a fresh one. It appears in one step; a compiler that outlives a kill writes 
 nobody reads.
 """
 
+import concurrent.futures
 import contextlib
 import errno
 import hashlib
@@ -13,20 +14,20 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cache.store import file_digest
+from ..cache.lock import lock_of
+from ..cache.store import file_digest, remove
 from ..machine.forks import Lock
 from .slots import SLOTS
 
-_STARTS = 3  # tries to start a program
 _MOMENTARY = errno.EFAULT, errno.EAGAIN, errno.ENOMEM
 _starting = Lock()  # one at a time: it takes a millisecond or two
 _KEPT = 3  # objects of each source that stay for edits to come back to
@@ -41,18 +42,10 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Compile:
-    """One run of a compiler.
+    """One run of a compiler; `made_of` digests what it reads, by path, when it is called."""
 
-    Attributes:
-        source: that people know, relative to the unit's root; names the object too.
-        command: all arguments but `-c FILE -o OBJECT`.
-        file: what the compiler reads.
-        made_of: gives the digests of the source and of the headers it reaches, by path, as they
-            are when it is called.
-    """
-
-    source: str
-    command: tuple[str, ...]
+    source: str  # that people know, relative to the unit's root; names the object too
+    command: tuple[str, ...]  # all arguments but `-c FILE -o OBJECT`
     file: str
     made_of: Callable[[], dict[str, str]]
 
@@ -73,6 +66,7 @@ class Workshop:
     Attributes:
         said: every command that ran, and what it printed.
         seconds: that compilers (`compile`) and linkers (`link`) have run, added up.
+        ended: `end` was called, so what fails from then on fails for that reason.
     """
 
     def __init__(self, folder: Path, rank: Callable[[], tuple] = tuple, verbose: bool = False):
@@ -80,19 +74,14 @@ class Workshop:
         self.folder, self._rank, self._verbose = folder, rank, verbose
         self.said: list[str] = []
         self.seconds: dict[str, float] = {}
+        self.ended = False
         self._running: set[subprocess.Popen] = set()
         self._guard = threading.Lock()
-        self._ended = False
         _open.add(self)
 
     def __enter__(self) -> "Workshop":
         """Itself."""
         return self
-
-    @property
-    def ended(self) -> bool:
-        """True once `end` was called: what fails from then on fails for that reason."""
-        return self._ended
 
     def __exit__(self, *exception: object) -> None:
         """End what still runs; a failure in one source must not leave others compiling."""
@@ -102,22 +91,21 @@ class Workshop:
     def compile(self, jobs: Iterable[Compile]) -> list[Object]:
         """Make the objects of these sources side by side, or find them here; in their order.
 
-        Raises: CompileError with the output of all that failed. A crash inside leaves finished
-        objects and drafts.
+        Raises: CompileError with the output of all that failed. A crash leaves objects and drafts.
         """
         results = in_threads(self._compile, [*jobs])
-        failed = [result for result in results if isinstance(result, CompileError)]
-        if failed:
-            raise CompileError("\n".join(map(str, failed)))
-        self._forget_old(results)
-        return results
+        made = [result for result in results if isinstance(result, Object)]
+        if len(made) < len(results):
+            raise CompileError("\n".join(str(r) for r in results if isinstance(r, CompileError)))
+        self._forget_old({each.path for each in made})
+        return made
 
     def link(self, command: list[str], name: str) -> Path:
         """Run a linker (`command` lacks `-o`); the product, under a name that is nobody else's.
 
         The caller removes it. Raises: CompileError.
         """
-        draft = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}"
+        draft = self._draft(name)
         status, said = self.run([*command, "-o", draft.name], "link")
         if status:
             draft.unlink(missing_ok=True)
@@ -127,15 +115,14 @@ class Workshop:
     def run(self, command: list[str], stage: str = "compile", note: bool = True) -> tuple[int, str]:
         """Run a tool here when a core is free for it; its exit status and all that it printed.
 
-        That is not kept in `said` without `note`.
-        Links go before compilers of the same urgency: each ends somebody's wait. Raises:
-        CompileError once this workshop has been ended.
+        That is not kept in `said` without `note`. Links go before compilers of the same urgency:
+        each ends somebody's wait. Raises: CompileError once this workshop has been ended.
         """
         first = (float("-inf"),) if stage == "link" else ()
         with SLOTS.take(lambda: (*self._rank()[:1], *first, *self._rank()[1:])):
             begun = time.perf_counter()
             with self._guard:
-                if self._ended:
+                if self.ended:
                     raise CompileError("the build was ended")
                 process = self._start(command)
                 self._running.add(process)
@@ -148,64 +135,65 @@ class Workshop:
                     self.seconds[stage] = self.seconds.get(stage, 0.0) + took
         if process.returncode < 0:
             out += f"{command[0]} was ended by signal {-process.returncode}\n"
-        text = f"{shlex.join(command)}\n{out}"
         if note:
-            with self._guard:
-                self.said.append(text)
+            text = f"{shlex.join(command)}\n{out}"
+            self.said.append(text)
             if self._verbose:
                 print(text, end="", flush=True)
         return process.returncode, out
 
-    def _start(self, command: list[str]) -> subprocess.Popen:
+    def _start(self, command: list[str], tries: int = 3) -> subprocess.Popen:
         """Start a tool; again where a crowded machine refuses it for a moment.
 
         Sandboxes have been seen to answer EFAULT where several threads start programs at once.
         """
-        for attempt in range(_STARTS):
-            try:
-                with _starting:
-                    return subprocess.Popen(
-                        command,
-                        cwd=self.folder,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                        env={**os.environ, "LC_ALL": "C.UTF-8"},
-                    )
-            except OSError as error:
-                if error.errno not in _MOMENTARY or attempt == _STARTS - 1:
-                    raise
-                time.sleep(0.1)
-        raise AssertionError("unreachable")
+        try:
+            with _starting:
+                return subprocess.Popen(
+                    command,
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, "LC_ALL": "C.UTF-8"},
+                )
+        except OSError as error:
+            if error.errno not in _MOMENTARY or tries == 1:
+                raise
+        time.sleep(0.1)
+        return self._start(command, tries - 1)
 
     def end(self) -> None:
         """End the tools that are running, and what they started."""
         with self._guard:
-            self._ended = True
+            self.ended = True
             for process in self._running:
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)
 
+    def _draft(self, name: str) -> Path:
+        return self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}"
+
     def _compile(self, job: Compile) -> Object | CompileError:
         """Make or find one object.
 
-        Its sources are digested before and after: an object that somebody edited under the
-        compiler's hands must not get the name of what was there before.
+        Its sources are digested before and after: one that was edited under the compiler's hands
+        must not get the name of what was there before.
         """
+        stem = re.sub(r"[^\w.]", "_", os.path.basename(job.source), flags=re.ASCII)
         for _ in range(5):
             made_of = job.made_of()
-            stem = re.sub(r"[^\w.]", "_", os.path.basename(job.source), flags=re.ASCII)
             went_in = json.dumps([job.command, job.file, sorted(made_of.items())])
             digest = hashlib.sha256(went_in.encode(errors="surrogateescape")).hexdigest()[:24]
             name = f"{stem}.{digest}"
             if found := self._found(name):
                 return Object(job.source, found)
-            draft = self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}.o"
+            draft = self._draft(f"{name}.o")
             try:
                 begun = time.perf_counter()
                 said, error = self._run_compiler(job, draft)
-                if not self._ended and job.made_of() != made_of:
+                if not self.ended and job.made_of() != made_of:
                     continue
                 if error:
                     return error
@@ -222,12 +210,12 @@ class Workshop:
         try:
             for _ in range(2):  # once more, as when memory was short for a moment
                 status, said = self.run([*job.command, "-c", job.file, "-o", draft.name])
-                if status == 0 or self._ended or not _KILLED.search(said):
+                if status == 0:
+                    return said, None
+                if self.ended or not _KILLED.search(said):
                     break
         except CompileError as error:
             return "", error
-        if status == 0:
-            return said, None
         cure = f"\n{_MEMORY}" if _KILLED.search(said) else ""
         return said, CompileError(said + cure or f"{job.command[0]} ended with status {status}")
 
@@ -238,15 +226,11 @@ class Workshop:
                 if path.name == f"{name}-{file_digest(path)[:32]}.o":
                     os.utime(path)
                     return path
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
         return None
 
-    def _forget_old(self, objects: list[Object]) -> None:
+    def _forget_old(self, wanted: set[Path]) -> None:
         """Keep the last few objects of each source, and no drafts of the dead."""
-        wanted = {made.path for made in objects}
         by_source: dict[str, list[tuple[float, Path]]] = {}
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
@@ -264,6 +248,7 @@ class Workshop:
 
 
 _open: set[Workshop] = set()  # of this process, for its end
+os.register_at_fork(after_in_child=_open.clear)  # a parent's compilers are not its child's to end
 
 
 def end_all() -> None:
@@ -272,28 +257,31 @@ def end_all() -> None:
         workshop.end()
 
 
-os.register_at_fork(after_in_child=_open.clear)  # a parent's compilers are not its child's to end
+@contextlib.contextmanager
+def locked_workshop(folder: Path) -> Iterator[Workshop]:
+    """A work folder for this process alone, as soon as nobody else builds there."""
+    with lock_of(folder) as lock:
+        lock.note()
+        with Workshop(folder) as shop:
+            yield shop
 
 
-def in_threads(function: Callable, items: list) -> list:
-    """Return `function` of each item, each in a thread; the first exception where one raises.
+def behind(function: Callable, *arguments: object) -> Future:
+    """Have something done in a thread that an interpreter's end does not wait for."""
+    future: Future = Future()
 
-    The threads are daemons: an interpreter that ends does not wait for a compiler.
-    """
-    results: list = [None] * len(items)
-
-    def call(i: int) -> None:
+    def run() -> None:
         try:
-            results[i] = True, function(items[i])
+            future.set_result(function(*arguments))
         except BaseException as error:
-            results[i] = False, error
+            future.set_exception(error)
 
-    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(len(items))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for ok, result in results:
-        if not ok:
-            raise result
-    return [result for _, result in results]
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def in_threads(function: Callable, items: Iterable) -> list:
+    """Return `function` of each item, each in a thread, or the first exception, at their end."""
+    futures = [behind(function, item) for item in items]
+    concurrent.futures.wait(futures)
+    return [future.result() for future in futures]

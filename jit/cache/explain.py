@@ -1,21 +1,19 @@
 """Why a unit was built: the difference between two manifests, in words."""
 
+from pathlib import Path
 from typing import Any
 
 from ..machine.sources import Unit
-from .store import Store
+from .store import MANIFEST, Store
 
 _TOLD = {
     "cxx": "C++ compiler",
-    "nvcc": "nvcc",
     "architectures": "GPU architectures",
     "machine": "instruction set",
     "cpu": "CPU",
-    "torch": "torch",
     "cflags": "C++ flags",
     "cuda_flags": "CUDA flags",
     "ldflags": "linker flags",
-    "environment": "environment",
 }
 
 
@@ -46,26 +44,21 @@ def _change(fact: str, before: Any, after: Any) -> str:
         return ", ".join(changes) or "in another order"
     if fact == "cpu":
         return "-> any" if not after else "any -> this one" if not before else "another one"
-    if fact in ("cxx", "nvcc") and before and after:
+    if fact in ("cxx", "nvcc", "torch") and before and after:
         old, new = before.split()[0], after.split()[0]
-        return f"{old} was replaced" if old == new else f"{old} -> {new}"
-    if fact == "torch":
-        old, new = (text.partition(" ") for text in (before, after))
-        return f"{old[0]} -> {new[0]}" if old[0] != new[0] else f"{new[0]}, another build of it"
+        same = f"{new}, another build of it" if fact == "torch" else f"{old} was replaced"
+        return same if old == new else f"{old} -> {new}"
     return f"{before or 'none'} -> {after or 'none'}"
 
 
 def why_built(store: Store, unit: Unit, inputs: dict) -> list[str]:
     """Return what is new in `inputs` since the build of this unit that was used last."""
-    builds = [
-        (
-            recorded.get("root") == str(unit.root),
-            (entry / "manifest.json").stat().st_mtime,
-            recorded,
-        )
-        for entry, recorded in store.entries(unit.name)
-    ]
-    if not builds:
+
+    def used(build: tuple[Path, dict]) -> tuple[bool, float]:
+        entry, recorded = build
+        return recorded.get("root") == str(unit.root), (entry / MANIFEST).stat().st_mtime
+
+    last = max(store.entries(unit.name), key=used, default=None)
+    if last is None:
         return ["the first build of it in this cache"]
-    *_, last = max(builds, key=lambda build: build[:2])
-    return differences(last["inputs"], inputs) or ["its library was missing or damaged"]
+    return differences(last[1]["inputs"], inputs) or ["its library was missing or damaged"]

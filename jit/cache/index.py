@@ -30,47 +30,36 @@ class Index:
 
     def keys(self) -> dict[str, str] | None:
         """Keys by operator; None where a source may have changed since, or an entry is gone."""
+        record = files.read_record(self._file) if self._usable else None
         try:
-            record = json.loads(self._file.read_text())
-            if self._usable and record["seen"] == self._look(record["paths"])[0]:
-                keys = record["keys"]
-                return keys if self._are_there(keys) else None
-        except (OSError, ValueError, KeyError, TypeError):
+            if record and record["seen"] == self._look(record["paths"])[0]:
+                wanted = {f"{unit}-{key}" for unit, key in record["keys"].items()}
+                there = {name for layer in self._layers for name in listed(layer)}
+                return record["keys"] if wanted <= there else None
+        except (OSError, KeyError):
             pass
         return None
-
-    def _are_there(self, keys: dict[str, str]) -> bool:
-        """True if all these have entries; costs a listing a layer."""
-        wanted = {f"{unit}-{key}" for unit, key in keys.items()}
-        for layer in self._layers:
-            try:
-                wanted.difference_update(os.listdir(layer))
-            except OSError:
-                continue
-        return not wanted
 
     def remember(self, keys: dict[str, str], paths: list[str]) -> None:
         """Write the index, if these files are old enough to be told apart by their times."""
         try:
             seen, newest = self._look(paths)
-            if not self._usable or newest > time.time() - 2:
-                return
-            files.write(self._file, json.dumps({"seen": seen, "paths": paths, "keys": keys}))
         except OSError:
-            pass  # a read-only cache: the next import digests the sources again
+            return
+        if self._usable and newest <= time.time() - 2:
+            files.write_record(self._file, {"seen": seen, "paths": paths, "keys": keys})
 
     def _look(self, paths: list[str]) -> tuple[str, float]:
         """Digest of what can be seen of the sources without reading them; time of the last change.
 
         The folders' own names count too: a new file may be another operator, or hide a header.
         """
-        facts, newest = [self._toolchain], 0.0
+        facts, newest = [self._toolchain], 0
         for folder in source_folders(self._root):
             facts += listed(folder)
         for path in paths:
             stat = os.stat(path if path[0] == "/" else f"{self._root}/{path}")
-            facts.append(
-                f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
-            )
-            newest = max(newest, stat.st_mtime, stat.st_ctime)
-        return hashlib.sha256("\n".join(facts).encode()).hexdigest(), newest
+            times = stat.st_mtime_ns, stat.st_ctime_ns
+            facts.append(f"{path} {stat.st_size} {times} {stat.st_ino}")
+            newest = max(newest, *times)
+        return hashlib.sha256("\n".join(facts).encode()).hexdigest(), newest / 1e9

@@ -8,7 +8,7 @@ from ..machine.sources import Sources, Unit
 from ..machine.toolchain import NATIVE, Toolchain
 
 # Raise when the layout of a store entry, or the way a library is made, changes.
-FORMAT = 3
+FORMAT = 4
 
 
 def manifest(unit: Unit, toolchain: Toolchain, sources: Sources) -> dict:
@@ -27,7 +27,7 @@ def manifest(unit: Unit, toolchain: Toolchain, sources: Sources) -> dict:
 def built_sources(unit: Unit, toolchain: Toolchain) -> tuple[str, ...]:
     """The sources that this toolchain builds: without architectures there is no CUDA part."""
     with_cuda = toolchain.nvcc and toolchain.architectures
-    return unit.sources if with_cuda else unit.for_cpu().sources
+    return tuple(s for s in unit.sources if with_cuda or not s.endswith(".cu"))
 
 
 def key(manifest: dict) -> str:
@@ -52,7 +52,7 @@ def serves(stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources) -> 
     if toolchain.cxx is None:
         same |= {"cxx": made["cxx"], "environment": tuple(made["environment"])}
         if NATIVE not in made["cflags"]:
-            toolchain = toolchain.portable()
+            same |= {"cpu": "", "cflags": tuple(f for f in toolchain.cflags if f != NATIVE)}
     return stored == manifest(unit, toolchain._replace(**same), sources)
 
 

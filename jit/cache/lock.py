@@ -20,14 +20,25 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.E
 
 
 class FileLock:
-    """An exclusive lock on `path`, not held at first; a descriptor that holds it may be adopted."""
+    """An exclusive lock on the file `path`, not held at first; a forked child does not inherit it.
 
-    def __init__(self, path: Path, descriptor: int | None = None):
+    As a context it is held inside, as soon as nobody else holds it.
+    """
+
+    def __init__(self, path: Path):
         self.path = path
-        if descriptor is None:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path, flags, 0o600)
-        self.descriptor = descriptor
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.descriptor = os.open(path, flags, 0o600)
+        _open.add(self)
+
+    def __enter__(self) -> "FileLock":
+        """Wait for it and take it."""
+        self.take(wait=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Free it."""
+        self.close()
 
     def take(self, wait: bool = False) -> bool:
         """Get the lock, at once unless told to wait; True if it is held now."""
@@ -42,10 +53,10 @@ class FileLock:
         return True
 
     def note(self, **facts: object) -> None:
-        """Write down what those who wait may want to know."""
-        text = json.dumps({"host": socket.gethostname(), "since": time.time(), **facts}).encode()
+        """Write down who holds it, and what else those who wait may want to know."""
+        known = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, text, 0)
+        os.pwrite(self.descriptor, json.dumps(known | facts).encode(), 0)
 
     def read(self) -> dict:
         """Return what the last holder noted; empty where it had not come to that."""
@@ -55,18 +66,28 @@ class FileLock:
         except ValueError:
             return {}
 
-    def unlock(self) -> None:
-        """Free the lock, for all who share it."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-
-    def release(self) -> None:
-        """Free the lock, and forget it."""
-        self.unlock()
-        self.close()
-
     def close(self) -> None:
-        """Forget the lock; a process that it was handed to goes on holding it."""
-        os.close(self.descriptor)
+        """Free the lock and forget it; a forked child has done so already."""
+        if self in _open:
+            _open.discard(self)
+            with contextlib.suppress(OSError):
+                os.close(self.descriptor)
+
+
+_open: set[FileLock] = set()  # of this process
+
+
+def _close_all() -> None:
+    for lock in [*_open]:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
+def lock_of(folder: Path) -> FileLock:
+    """Return the lock of a work folder, not taken yet; it lies beside it."""
+    return FileLock(Path(f"{folder}.lock"))
 
 
 @contextlib.contextmanager
@@ -76,18 +97,11 @@ def gate(folder: Path) -> Iterator[None]:
     Without it processes that start together would share the units out among them, and compile on
     more cores than there are. Says so where locks do not lock, as in some network folders.
     """
-    door = FileLock(folder / ".gate")
-    door.take(wait=True)
-    try:
-        second = FileLock(folder / ".gate")
-        try:
+    with FileLock(folder / ".gate") as door:
+        with contextlib.closing(FileLock(door.path)) as second:
             if second.take():
                 raise _no_locks(folder, "two were granted at once")
-        finally:
-            second.close()
         yield
-    finally:
-        door.close()
 
 
 def _no_locks(folder: Path, why: str) -> BuildError:

@@ -3,16 +3,16 @@
 import contextlib
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors.table import Table, bytes_text, duration
-from .store import LIBRARY, MANIFEST, Store
+from .store import LIBRARY, MANIFEST, Store, remove
 
 _LEFTOVER = 3600  # seconds after which what a killed process left is certainly nobody's
+_LEFT = "store/.staging-*", "store/.damaged-*", "*/.probe-*", "*/.draft-*"
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,28 @@ class Item:
     why: str
 
 
+def _item(path: Path, kind: str, made: float, used: float, why: str) -> Item:
+    unit, _, key = path.name.rpartition("-")
+    size = 0
+    for file in path.rglob("*"):
+        with contextlib.suppress(OSError):
+            size += file.lstat().st_blocks * 512
+    return Item(path, kind, unit, key, size, made, used, why)
+
+
 def items(store: Store) -> list[Item]:
     """All libraries of all layers, and the work folders of the writable one."""
     found, recorded = [], dict(store.entries())
     for entry in (path for layer in store.layers for path in sorted(layer.glob("[!.]*-*"))):
-        unit, _, key = entry.name.rpartition("-")
         with contextlib.suppress(OSError):  # removed meanwhile
             made = used = entry.lstat().st_mtime
             with contextlib.suppress(FileNotFoundError):
                 used = (entry / MANIFEST).stat().st_mtime
             why = "; ".join(recorded[entry].get("why", ())) if entry in recorded else "damaged"
-            found.append(Item(entry, "library", unit, key, _size(entry), made, used, why))
-    work = store.path.parent / "work"
-    for folder in sorted(work.glob("*-*")) if work.is_dir() else ():
-        if folder.is_dir() and not folder.name.startswith("abandoned-"):
-            unit, _, key = folder.name.rpartition("-")
-            stat = folder.stat()
-            size, why = _size(folder), "objects, for the next edit"
-            found.append(Item(folder, "work", unit, key, size, stat.st_ctime, stat.st_mtime, why))
+            found.append(_item(entry, "library", made, used, why))
+    for folder in filter(Path.is_dir, sorted(store.path.parent.glob("work/[!.]*-*"))):
+        stat, why = folder.stat(), "objects, for the next edit"
+        found.append(_item(folder, "work", stat.st_ctime, stat.st_mtime, why))
     return found
 
 
@@ -59,7 +63,8 @@ def listing(store: Store) -> Table:
     table = Table(f"{folders}: {total}", columns, ("size", "age", "last use"))
     for item in sorted(all_items, key=lambda item: -item.used):
         age, unused = duration(now - item.made), duration(now - item.used)
-        in_use = "yes" if _in_use(item) else ""
+        with _alone(item) as alone:
+            in_use = "" if alone else "yes"
         texts = (item.key[:12], bytes_text(item.size), age, unused, in_use, item.why)
         table.rows.append((item.unit, item.kind, *texts))
     return table
@@ -84,64 +89,40 @@ def prune(
     removed = freed = kept = 0
     for item in sorted(ours, key=lambda item: (item.kind == "library", item.used)):
         too_old = age is not None and now - item.used > age
-        if not too_old and (most is None or total <= most):
+        too_much = most is not None and total > most
+        if item.key in keep or not (too_old or too_much):
             continue
-        if item.key in keep:
-            continue
-        if _remove(store, item):
-            removed, freed, total = removed + 1, freed + item.size, total - item.size
-        else:
-            kept += 1
+        with _alone(item) as alone:
+            if alone:
+                store.discard(item.path)
+                removed, freed, total = removed + 1, freed + item.size, total - item.size
+            else:
+                kept += 1
     return removed, freed, kept
 
 
 def tidy(store: Store) -> None:
     """Remove what killed processes left behind."""
-    cache = store.path.parent
-    left = [*store.path.glob(".staging-*"), *store.path.glob(".damaged-*")]
-    left += [*cache.glob("work/abandoned-*"), *cache.glob("*/.probe-*"), *cache.glob("*/.draft-*")]
-    for path in left:
+    for path in (path for pattern in _LEFT for path in store.path.parent.glob(pattern)):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > _LEFTOVER:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_blocks * 512
-    return total
+                remove(path)
 
 
 @contextlib.contextmanager
 def _alone(item: Item) -> Iterator[bool]:
     """Give True if nobody uses an item; nobody can begin to while this is held."""
-    path = item.path / LIBRARY if item.kind == "library" else Path(f"{item.path}.lock")
-    flags = os.O_RDONLY if item.kind == "library" else os.O_RDWR | os.O_CREAT
-    descriptor = None
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        alone = True
-    except FileNotFoundError:
-        alone = True
-    except OSError:
-        alone = False  # locked; or nobody can tell, where locks do not work
-    try:
+    library = item.kind == "library"
+    path = item.path / LIBRARY if library else f"{item.path}.lock"
+    flags = os.O_RDONLY if library else os.O_RDWR | os.O_CREAT
+    with contextlib.ExitStack() as closing:
+        try:
+            descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            closing.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except FileNotFoundError:
+            alone = True
+        except OSError:
+            alone = False  # locked; or nobody can tell, where locks do not work
         yield alone
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _in_use(item: Item) -> bool:
-    with _alone(item) as alone:
-        return not alone
-
-
-def _remove(store: Store, item: Item) -> bool:
-    with _alone(item) as alone:
-        if alone:
-            store.discard(item.path)
-        return alone

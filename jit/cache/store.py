@@ -1,11 +1,12 @@
 """The store: finished libraries under their keys, `store/<unit>-<key>/`, immutable once there.
 
-A library is built elsewhere, copied into a staging folder, digested, flushed to disk and renamed
-into place in one step, so a reader sees a whole entry or none, whoever is killed when. Its digest
-is checked before it is loaded: a truncated library would crash the process, a flipped bit would
-load silently. What is in use is locked (shared), so that nothing that makes room removes it.
+A library is built elsewhere, copied into a staging folder, digested and renamed into place in one
+step, so a reader sees a whole entry or none, whoever is killed when. Its digest is checked before
+it is loaded: a truncated library, as a power cut leaves one, would crash the process, a flipped bit
+would load silently. What is in use is locked (shared), so that nothing that makes room removes it.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -18,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import BuildError
+from ..machine import files
+from ..machine.sources import listed
 from .key import key as key_of
 
 LIBRARY = "library.so"
@@ -30,6 +33,7 @@ DISK = {
     errno.EROFS: "mount it for writing, or ",
     errno.EACCES: "get the right to write there, or ",
 }
+_DAMAGED = OSError, ValueError, KeyError, TypeError, BuildError
 
 
 class Store:
@@ -49,40 +53,29 @@ class Store:
     def entries(self, unit: str = "") -> Iterator[tuple[Path, dict]]:
         """Folder and manifest of every sound entry (of one unit), layer by layer."""
         for layer in self.layers:
-            try:
-                names = sorted(os.listdir(layer))
-            except OSError:
-                continue
-            for name in names:
-                if name[0] != "." and unit in ("", name.rpartition("-")[0]):
-                    try:
-                        yield layer / name, _manifest(layer / name)
-                    except (OSError, ValueError, KeyError, TypeError):
-                        continue
+            with contextlib.suppress(OSError):
+                for name in listed(layer):
+                    if name[0] != "." and unit in ("", name.rpartition("-")[0]):
+                        with contextlib.suppress(*_DAMAGED):
+                            yield layer / name, _manifest(layer / name)
 
     def manifest(self, unit: str, key: str) -> dict | None:
         """The manifest of an entry; None where there is none that can be read."""
         for layer in self.layers:
-            try:
+            with contextlib.suppress(*_DAMAGED):
                 return _manifest(layer / f"{unit}-{key}")
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
         return None
 
     def verified(self, unit: str, key: str) -> Path | None:
         """The library of an entry, its digest checked; None where it is missing or damaged."""
         for layer in self.layers:
             entry = layer / f"{unit}-{key}"
-            if not os.path.lexists(entry):
-                continue
-            check_private(layer)
-            try:
-                check_private(entry)
-                recorded = _manifest(entry)
-                if recorded["sha256"] == file_digest(entry / LIBRARY):
-                    return entry / LIBRARY
-            except (BuildError, OSError, ValueError, KeyError, TypeError):
-                continue
+            if os.path.lexists(entry):
+                check_private(layer)
+                with contextlib.suppress(*_DAMAGED):
+                    check_private(entry)
+                    if _manifest(entry)["sha256"] == file_digest(entry / LIBRARY):
+                        return entry / LIBRARY
         return None
 
     def hold(self, library: Path) -> int | None:
@@ -92,18 +85,16 @@ class Store:
         be locked nothing is marked, and nothing is ever removed there either.
         """
         try:
-            descriptor = os.open(library, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = _opened(library)
         except OSError:
             return None
-        try:
+        with contextlib.suppress(OSError):  # a network folder, or one that is not ours to write
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             os.utime(library.parent / MANIFEST)
-        except OSError:
-            pass  # a network folder, or one that is not ours to write
-        if not os.path.exists(library):
-            os.close(descriptor)
-            return None
-        return descriptor
+        if os.path.exists(library):
+            return descriptor
+        os.close(descriptor)
+        return None
 
     def publish(self, library: Path, inputs: dict, **facts: object) -> Path:
         """Make a finished library visible in one step; the first builder of a key wins.
@@ -120,8 +111,6 @@ class Store:
             shutil.copyfile(library, staging / LIBRARY)
             record = {"inputs": inputs, "sha256": file_digest(staging / LIBRARY), **facts}
             (staging / MANIFEST).write_text(json.dumps({**record, "made": time.time()}, indent=1))
-            for path in (staging / LIBRARY, staging / MANIFEST, staging):
-                _flush(path)
             if self.verified(inputs["unit"], key) is None:
                 self.discard(final)
             os.rename(staging, final)
@@ -129,7 +118,6 @@ class Store:
             shutil.rmtree(staging, ignore_errors=True)
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-        _flush(self.path)
         return final
 
     def discard(self, entry: Path) -> None:
@@ -139,20 +127,37 @@ class Store:
             os.rename(entry, doomed)
         except (FileNotFoundError, NotADirectoryError):
             return
-        if doomed.is_dir() and not doomed.is_symlink():
-            shutil.rmtree(doomed, ignore_errors=True)
-        else:
-            doomed.unlink()
+        remove(doomed)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, as far as that can be done, or whatever else there is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _manifest(entry: Path) -> dict:
     """Return what is recorded of an entry; ValueError where that is not what made this key."""
-    handle = os.open(entry / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(handle, encoding="utf-8") as file:
+    with open(_opened(entry / MANIFEST), encoding="utf-8") as file:
         recorded = json.load(file)
     if f"{recorded['inputs']['unit']}-{key_of(recorded['inputs'])}" != entry.name:
         raise ValueError(f"{entry} does not hold what its name says")
     return recorded
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content; OSError where it is a link."""
+    digest = hashlib.sha256()
+    with open(_opened(path), "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def make_private(folder: Path) -> None:
@@ -178,13 +183,8 @@ def check_writable(folder: Path) -> None:
     """BuildError where a file of a few pages cannot be written in a folder."""
     probe = folder / f".probe-{os.getpid()}-{os.urandom(4).hex()}"
     try:
-        try:
-            with open(probe, "xb") as file:
-                file.write(bytes(1 << 16))
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            probe.unlink(missing_ok=True)
+        files.write(probe, bytes(1 << 16))
+        probe.unlink()
     except OSError as error:
         raise cannot_write(folder, error) from None
 
@@ -216,20 +216,3 @@ def check_private(folder: Path) -> None:
                 f"another in its place (mode {mode & 0o777:o}); chmod o-w that folder, or set "
                 "LOADER_CACHE_DIR to a folder below your home"
             )
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content; OSError where it is a link."""
-    digest = hashlib.sha256()
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

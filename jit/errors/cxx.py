@@ -4,8 +4,8 @@ Every function that blanks keeps the length of the text and its line breaks, so 
 in what is left is a place in the source.
 """
 
+import contextlib
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,11 +19,10 @@ operator or or_eq private protected public register reinterpret_cast requires re
 sizeof static static_assert static_cast struct switch template this thread_local throw true try
 typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 """
+# Those that are, or end, the name of a type; those before an expression, where a type might stand.
 _TYPES = "bool char double float int long short signed unsigned void wchar_t"
 _STATEMENTS = "case co_await co_return co_yield delete else goto new return throw"
-KEYWORDS = frozenset(_KEYWORDS.split())
-TYPES = frozenset(_TYPES.split())  # that are, or end, the name of a type
-STATEMENTS = frozenset(_STATEMENTS.split())  # before an expression, where a type might stand
+KEYWORDS, TYPES, STATEMENTS = (frozenset(w.split()) for w in (_KEYWORDS, _TYPES, _STATEMENTS))
 
 _SPLICE = r"(?:\\\r?\n)*"  # continued lines, which may part even `/` from `*`
 _NOT_CODE = re.compile(
@@ -48,20 +47,18 @@ def blanked(text: str, strings: bool = True) -> str:
     """
 
     def blank(match: re.Match) -> str:
-        if match["comment"] is None and not strings:
-            return match[0]
-        return _blanks(match[0])
+        return _blanks(match) if strings or match["comment"] is not None else match[0]
 
     return _NOT_CODE.sub(blank, text)
 
 
 def without_directives(code: str) -> str:
     """Return `code`, in which comments are blanked, with its preprocessor's lines blanked too."""
-    return _DIRECTIVE.sub(lambda match: _blanks(match[0]), code)
+    return _DIRECTIVE.sub(_blanks, code)
 
 
-def _blanks(text: str) -> str:
-    return re.sub(r"[^\r\n]", " ", text)
+def _blanks(match: re.Match) -> str:
+    return re.sub(r"[^\r\n]", " ", match[0])
 
 
 @dataclass(frozen=True)
@@ -93,12 +90,8 @@ class Include:
 
 def includes(text: str) -> list[Include]:
     """Return the headers that a source includes by name, in its order."""
-    found = []
-    for directive in directives(text):
-        match = _INCLUDE.match(directive.rest) if directive.name == "include" else None
-        if match:
-            found.append(Include(match["system"] or match["quoted"], match["system"] is None))
-    return found
+    named = (_INCLUDE.match(d.rest) for d in directives(text) if d.name == "include")
+    return [Include(m["system"] or m["quoted"], m["system"] is None) for m in named if m]
 
 
 def identifiers(code: str) -> set[str]:
@@ -124,13 +117,9 @@ def literal(text: str) -> str:
 
 def demangled(text: str) -> str:
     """Return `text` with its symbols as C++ spells them, where c++filt is there to tell."""
-    program = shutil.which("c++filt") if "_Z" in text else None
-    if program is None:
-        return text
-    try:
-        done = subprocess.run(
-            [program], input=text, capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return text
-    return done.stdout
+    if "_Z" in text:
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            return subprocess.check_output(
+                ["c++filt"], input=text, text=True, timeout=5, stderr=subprocess.DEVNULL
+            )
+    return text

@@ -7,7 +7,7 @@ compilers say; what linkers and dlopen say (symbols.py); at last, the last lines
 import os
 import re
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 
 from .advice import ERRORS, MACHINE, advice
@@ -58,6 +58,29 @@ class _Error:
     match: re.Match
     before: list[str]
     after: list[str] = field(default_factory=list)
+
+    def cause(self) -> re.Match | None:
+        """The line of the user's sources that led to an error elsewhere, where there is one."""
+        file, notes = self.match["file"], self.notes()
+        uses = [note for note in notes if "in expansion of macro" in note["text"]][-1:]
+        if uses and "in definition of macro" in notes[0]["text"]:
+            uses = []  # the fault is in an argument, which is shown at the user's line anyhow
+        steps = [] if _is_source(file) else self.steps()
+        return next((s for s in (*uses, *steps) if _is_source(s["file"] or file)), None)
+
+    def notes(self) -> list[re.Match]:
+        return [*filter(None, map(_DIAGNOSTIC.match, self.after))]
+
+    def steps(self) -> list[re.Match]:
+        """The lines on the way from the user's line to this error."""
+        around = ((step, line) for line in (*self.before, *self.after) for step in _STEPS)
+        return [match for step, line in around if (match := re.match(step, line))]
+
+    def key(self) -> tuple:
+        """What makes two errors the same: a use of a template is shown with its first only."""
+        match, step = self.match, self.cause()
+        at = step.groupdict() if step else match.groupdict()
+        return at["file"], at["line"] or at.get("at"), None if step else match["text"]
 
 
 def explain_failure(output: str, root: Path, sources: tuple[str, ...] = (), most: int = 3) -> str:
@@ -133,31 +156,8 @@ def _compile_errors(lines: list[str]) -> tuple[list[_Error], list[str]]:
     errors.sort(key=lambda error: not _ASSERT.search(error.match["text"]))
     once: dict[tuple, _Error] = {}
     for error in errors:
-        once.setdefault(_key(error), error)
+        once.setdefault(error.key(), error)
     return [*once.values()], [*tools]
-
-
-def _key(error: _Error) -> tuple:
-    """Return what makes two errors the same: a use of a template is shown with its first only."""
-    match, step = error.match, _cause(error)
-    at = step.groupdict() if step else match.groupdict()
-    return at["file"], at["line"] or at.get("at"), None if step else match["text"]
-
-
-def _cause(error: _Error) -> re.Match | None:
-    """The line of the user's sources that led to an error elsewhere, where there is one."""
-    file = error.match["file"]
-    notes = [*filter(None, map(_DIAGNOSTIC.match, error.after))]
-    uses = [note for note in notes if "in expansion of macro" in note["text"]][-1:]
-    if uses and "in definition of macro" in notes[0]["text"]:
-        uses = []  # the fault is in an argument, which is shown at the user's line anyhow
-    steps = () if _is_source(file) else map(_step, [*error.before, *error.after])
-    ways = (step for step in (*uses, *steps) if step and _is_source(step["file"] or file))
-    return next(ways, None)
-
-
-def _step(line: str) -> re.Match | None:
-    return next(filter(None, (re.match(step, line) for step in _STEPS)), None)
 
 
 def _is_source(file: str) -> bool:
@@ -167,14 +167,14 @@ def _is_source(file: str) -> bool:
 
 def _rendered(error: _Error, root: Path) -> str:
     """The user's line, where the error lies elsewhere; the error; notes that cure it."""
-    match, cause, kind = error.match, _cause(error), error.match["kind"]
+    match, cause, kind = error.match, error.cause(), error.match["kind"]
     shown = _rendered_cause(cause, match["file"], root) if cause else []
     own = [*takewhile(lambda line: not _DIAGNOSTIC.match(line), error.after)]
     marks = [*takewhile(_GUTTER.match, own)]
     caret = next((i for i, line in enumerate(own[:9]) if i and _CARET.match(line)), None)
     text, line, column = match["text"], int(match["line"] or match["at"]), match["column"]
+    source = _source_line(match["file"], line, root)
     if match["at"]:
-        source = _source_line(match["file"], line, root)
         if caret is not None:  # nvcc indents what it quotes by two
             printed, at = own[caret - 1][2:], own[caret].index("^") - 2
             source = source or printed
@@ -183,22 +183,18 @@ def _rendered(error: _Error, root: Path) -> str:
         marks = _quoted(source, line, column, tab=1)
     elif not marks and caret is not None:  # clang has no gutter
         fix = [*takewhile(lambda line: line.startswith(" "), own[caret + 1 : caret + 2])]
-        marks = [
-            f"{line:>5} | {own[caret - 1]}",
-            *(f"      | {mark}" for mark in [own[caret], *fix]),
-        ]
-    marks = marks or _quoted(_source_line(match["file"], line, root), line, column, tab=8)
-    place = ":".join(map(str, filter(None, [match["file"], str(line), column])))
-    shown += [
-        f"{place}: {kind.replace('catastrophic', 'fatal').lower()}: {_shortened(text)}",
-        *marks,
-    ]
-    notes = filter(None, map(_DIAGNOSTIC.match, error.after))
-    shown += [_shortened(note[0]) for note in notes if _CURING_NOTE.search(note["text"])][:2]
+        marks = [f"{line:>5} | {own[caret - 1]}"]
+        marks += [f"      | {mark}" for mark in [own[caret], *fix]]
+    marks = marks or _quoted(source, line, column, tab=8)
+    place = ":".join(map(str, filter(None, [match["file"], line, column])))
+    kind = kind.replace("catastrophic", "fatal").lower()
+    shown += [f"{place}: {kind}: {_shortened(text)}", *marks]
+    cures = (note for note in error.notes() if _CURING_NOTE.search(note["text"]))
+    shown += [_shortened(note[0]) for note in islice(cures, 2)]
     shown += filter(None, [advice(ERRORS, match[0])])
-    around = [*error.before, *error.after]
-    if any(map(_step, around)):
-        count = max(1, sum(map(bool, map(str.strip, around))) - len(marks))
+    if error.steps():
+        around = filter(str.strip, [*error.before, *error.after])
+        count = max(1, len([*around]) - len(marks))
         lines = "1 line" if count == 1 else f"{count} lines"
         shown.append(f"({lines} of template context in the log)")
     return "\n".join(shown)

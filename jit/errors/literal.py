@@ -6,17 +6,12 @@ import sys
 import textwrap
 
 
-def locate(source: str, depth: int = 1) -> tuple[str, int] | None:
+def locate_in(source: str, file: str) -> tuple[str, int] | None:
     """File (or notebook cell) and number of the line that the string's first line stands on.
 
-    `depth` counts the calls between here and the code that holds the literal: 1 is the caller of
-    the function that calls this. None where no literal is this string line by line.
+    `file` has the literal; of a cell it is IPython's name. None where none in it is this string
+    line by line.
     """
-    return locate_in(source, sys._getframe(depth + 1).f_code.co_filename)
-
-
-def locate_in(source: str, file: str) -> tuple[str, int] | None:
-    """The same for a literal in this file, or in this cell as IPython calls it."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (ValueError, SyntaxError, RecursionError):

@@ -19,6 +19,10 @@ _TWICE = re.compile(
     re.IGNORECASE,
 )
 _STATEMENT = f"(?:{'|'.join(sorted(STATEMENTS))})"
+_ANOTHER = """with other arguments or another linkage: include there the header that declares it \
+(an extern "C" counts only where it is seen), or leave out `static`"""
+_ELSEWHERE = """is not compiled into this operator: move it to a file that is, or make it `inline` \
+in a header"""
 _MORE = re.compile(r">>> |.*: previous definition here")  # of the same error
 
 
@@ -28,27 +32,24 @@ def explain_symbols(
     """Return the first `most` errors of a linker or dlopen with their cures; how many there are."""
     undefined: dict[str, list[str]] = {}  # symbols with what the linker says of each
     twice: dict[str, list[str]] = {}
-    told: dict[str, list[str]] = {}  # advice with the line it is for
+    told: dict[str, str] = {}  # advice with the line it is for
     for i, line in enumerate(lines):
         words = [line, *takewhile(_MORE.match, lines[i + 1 : i + 5])]
-        if match := _UNDEFINED.match(line):
-            undefined.setdefault(match["quoted"] or match["bare"], words)
-        elif match := _TWICE.match(line):
-            twice.setdefault(match["quoted"] or match["bare"], words)
-        elif cure := advice(LIBRARIES, line):
-            told.setdefault(cure, [cure, line.strip()[:400]])
+        for pattern, found in ((_UNDEFINED, undefined), (_TWICE, twice)):
+            if match := pattern.match(line):
+                found.setdefault(match["quoted"] or match["bare"], words)
+                break
+        else:
+            if cure := advice(LIBRARIES, line):
+                told.setdefault(cure, f"{cure}\n{line.strip()[:400]}")
     plain = demangled("\n".join([*undefined, *twice])).split("\n")
     names = dict(zip([*undefined, *twice], plain, strict=False))
     of_the_unit = [root / source for source in sources]
-    shown = [
-        *(
-            _explain_undefined(names.get(s, s), undefined[s], root, of_the_unit)
-            for s in [*undefined][:most]
-        ),
-        *(_explain_twice(names.get(s, s), twice[s], root, of_the_unit) for s in [*twice][:most]),
-        *map("\n".join, told.values()),
-    ]
-    return shown[:most], len(undefined) + len(twice) + len(told)
+    shown = []
+    for explain, found in ((_explain_undefined, undefined), (_explain_twice, twice)):
+        for symbol in [*found][:most]:
+            shown.append(explain(names.get(symbol, symbol), found[symbol], root, of_the_unit))
+    return [*shown, *told.values()][:most], len(undefined) + len(twice) + len(told)
 
 
 def source_text(file: str | Path) -> str:
@@ -74,27 +75,17 @@ def _explain_undefined(symbol: str, words: list[str], root: Path, of_the_unit: l
     home = _home(name, declared[0] if declared else "", root, of_the_unit)
     owner = advice(OWNERS, symbol.split("(", maxsplit=1)[0])
     if owner and not declared:
-        shown.append(f"  {owner}")
+        cure = owner
     elif defined:
         inside = any(defined[0].startswith(f"{path}:") for path in of_the_unit)
-        shown.append(
-            f"  {defined[0]} defines that name, "
-            + (
-                "but with other arguments or another linkage: include there the header that "
-                'declares it (an extern "C" counts only where it is seen), or leave out `static`'
-                if inside or not of_the_unit
-                else "but is not compiled into this operator: move it to a file that is, or make "
-                "it `inline` in a header"
-            )
-        )
+        fault = _ANOTHER if inside or not of_the_unit else _ELSEWHERE
+        cure = f"{defined[0]} defines that name, but {fault}"
     elif home:
         fault = "does not define it" if home.exists() else "does not exist"
-        shown.append(f"  should be defined in {home}, which {fault}")
+        cure = f"should be defined in {home}, which {fault}"
     else:
-        shown.append(
-            "  none of the operator's files defines it: write it, or link the library that has it"
-        )
-    return "\n".join(shown)
+        cure = "none of the operator's files defines it: write it, or link the library that has it"
+    return "\n".join([*shown, f"  {cure}"])
 
 
 def _explain_twice(symbol: str, words: list[str], root: Path, of_the_unit: list[Path]) -> str:

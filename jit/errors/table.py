@@ -13,31 +13,24 @@ class Table:
 
     def __repr__(self) -> str:
         """Return the text that a terminal shows."""
-        lines = [self.columns, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-        def line(cells: Sequence[str]) -> str:
-            padded = (
-                cell.rjust(width) if name in self.right else cell.ljust(width)
-                for cell, width, name in zip(cells, widths, self.columns, strict=True)
-            )
-            return "  ".join(padded).rstrip()
-
-        return "\n".join([self.title, *map(line, lines)])
+        lines = []
+        for name, *cells in zip(self.columns, *self.rows, strict=True):
+            width = max(map(len, [name, *cells]))
+            side = ">" if name in self.right else "<"
+            lines.append([f"{cell:{side}{width}}" for cell in (name, *cells)])
+        rows = zip(*lines, strict=True)
+        return "\n".join([self.title, *("  ".join(row).rstrip() for row in rows)])
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows."""
 
         def row(tag: str, cells: Sequence[str]) -> str:
-            return (
-                "<tr>"
-                + "".join(
-                    f'<{tag} style="text-align:{"right" if name in self.right else "left"};'
-                    f'white-space:pre-line">{html.escape(cell)}</{tag}>'
-                    for cell, name in zip(cells, self.columns, strict=True)
-                )
-                + "</tr>"
-            )
+            shown = ""
+            for cell, name in zip(cells, self.columns, strict=True):
+                side = "right" if name in self.right else "left"
+                style = f"text-align:{side};white-space:pre-line"
+                shown += f'<{tag} style="{style}">{html.escape(cell)}</{tag}>'
+            return f"<tr>{shown}</tr>"
 
         body = "".join(row("td", cells) for cells in self.rows)
         return (

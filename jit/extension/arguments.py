@@ -45,8 +45,54 @@ class Extension:
         return f"inline.{self.name}"
 
 
-def common(call: str, name, cflags, cuda_cflags, ldflags, include_paths):
-    """Return a function that puts the checked arguments of both calls around the others."""
+def of_files(asked: dict) -> Extension:
+    """Return what `load` is asked for by its arguments, checked."""
+    _refuse_sycl("load", asked)
+    paths, with_cuda = asked["sources"], asked["with_cuda"]
+    paths = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    sources = tuple(map(_source_file, _listed("load", "sources", paths, os.PathLike)))
+    if not sources:
+        raise ValueError("load: sources must name at least one file, got none")
+    extension = Extension(
+        **_common("load", asked),
+        sources=sources,
+        functions=None,
+        with_cuda=any(s.cuda for s in sources) if with_cuda is None else bool(with_cuda),
+        is_standalone=bool(asked["is_standalone"]),
+    )
+    if extension.is_python_module and extension.is_standalone:
+        raise ValueError(
+            "load: is_python_module and is_standalone exclude each other; for a program set "
+            "is_python_module=False"
+        )
+    return extension
+
+
+def of_strings(asked: dict) -> Extension:
+    """Return what `load_inline` is asked for by its arguments, checked."""
+    _refuse_sycl("load_inline", asked)
+    cpp = _strings("cpp_sources", asked["cpp_sources"])
+    cuda = _strings("cuda_sources", asked["cuda_sources"] or [])
+    if asked["use_pch"] not in (True, False):
+        raise TypeError(f"load_inline: use_pch must be True or False, got {asked['use_pch']!r}")
+    sources = [Source("cpp_sources.cpp", "\n".join(cpp), cuda=False)]
+    if cuda:
+        sources.append(Source("cuda_sources.cu", "\n".join(cuda), cuda=True))
+    return Extension(
+        **_common("load_inline", asked),
+        sources=tuple(sources),
+        functions=_functions(asked["functions"]),
+        with_cuda=bool(cuda if asked["with_cuda"] is None else asked["with_cuda"]),
+        is_standalone=False,
+        implicit_headers=not asked["no_implicit_headers"],
+        error_handling=bool(asked["with_pytorch_error_handling"]),
+        callers=_callers(),
+    )
+
+
+def _common(call: str, asked: dict) -> dict:
+    """Return the fields that both calls have."""
+    name, folders = asked["name"], asked["extra_include_paths"]
     if not isinstance(name, str):
         raise TypeError(f"{call}: name must be a str, got {type(name).__name__}")
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
@@ -54,24 +100,30 @@ def common(call: str, name, cflags, cuda_cflags, ldflags, include_paths):
             f"{call}: name must be a Python identifier of ASCII letters, got {name!r}; "
             "it becomes the name of the module"
         )
-    flags = [
-        tuple(listed(call, argument, value))
-        for argument, value in (
-            ("extra_cflags", cflags),
-            ("extra_cuda_cflags", cuda_cflags),
-            ("extra_ldflags", ldflags),
+    folders = _listed(call, "extra_include_paths", folders, os.PathLike)
+    return {
+        "name": name,
+        "include_paths": tuple(os.path.abspath(os.fspath(path).strip()) for path in folders),
+        "is_python_module": bool(asked["is_python_module"]),
+    } | {
+        flags: tuple(_listed(call, f"extra_{flags}", asked[f"extra_{flags}"]))
+        for flags in ("cflags", "cuda_cflags", "ldflags")
+    }
+
+
+def _refuse_sycl(call: str, asked: dict) -> None:
+    if any(value for name, value in asked.items() if "sycl" in name):
+        raise NotImplementedError(
+            f"{call}: SYCL sources and flags are not supported, C++ and CUDA are; for SYCL use "
+            f"torch.utils.cpp_extension.{call}"
         )
-    ]
-    folders = listed(call, "extra_include_paths", include_paths, os.PathLike)
-    absolute = tuple(os.path.abspath(os.fspath(folder).strip()) for folder in folders)
-    return lambda sources, functions: (name, sources, functions, *flags, absolute)
 
 
-def listed(call: str, argument: str, value, *kinds: type) -> list:
+def _listed(call: str, argument: str, value, *kinds: type) -> list:
     """Return a list of strings (or of `kinds`); TypeError for anything else."""
     if value is None:
         return []
-    if isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)):
         cure = f"; write [{value!r}]" if isinstance(value, str) else ""
         raise TypeError(
             f"{call}: {argument} must be a list of str, got {type(value).__name__}{cure}"
@@ -86,32 +138,27 @@ def listed(call: str, argument: str, value, *kinds: type) -> list:
     return [*value]
 
 
-def strings(argument: str, value) -> list[str]:
+def _strings(argument: str, value) -> list[str]:
     """Return sources as a list of texts; TypeError or ValueError for what is no text."""
-    given = [value] if isinstance(value, str) else value
+    given, call = [value] if isinstance(value, str) else value, f"load_inline: {argument}"
     if not isinstance(given, (list, tuple)):
-        raise TypeError(
-            f"load_inline: {argument} must be a str or a list of str, got {type(value).__name__}"
-        )
+        raise TypeError(f"{call} must be a str or a list of str, got {type(value).__name__}")
     for text in given:
         if not isinstance(text, str):
             cure = "; decode it first" if isinstance(text, bytes) else ""
-            raise TypeError(
-                f"load_inline: {argument} must be C++ as str, got {type(text).__name__}{cure}"
-            )
+            raise TypeError(f"{call} must be C++ as str, got {type(text).__name__}{cure}")
         if "\0" in text:
-            raise ValueError(f"load_inline: {argument} has a NUL character in it, so is no text")
+            raise ValueError(f"{call} has a NUL character in it, so is no text")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"load_inline: {argument} is no text that can be encoded: {error.reason} at "
-                f"character {error.start}"
+                f"{call} is no text that can be encoded: {error.reason} at character {error.start}"
             ) from None
     return [*given]
 
 
-def functions_named(functions) -> dict[str, str] | None:
+def _functions(functions) -> dict[str, str] | None:
     """Return the functions to bind, each with its docstring."""
     if functions is None:
         return None
@@ -134,7 +181,7 @@ def functions_named(functions) -> dict[str, str] | None:
     return named
 
 
-def source_file(path) -> Source:
+def _source_file(path) -> Source:
     """Return a file as a source; OSError where it cannot be read."""
     path = os.path.abspath(os.fspath(path))
     try:
@@ -148,18 +195,9 @@ def source_file(path) -> Source:
     return Source(path, text, path.endswith((".cu", ".cuh")), os.path.dirname(path))
 
 
-def refuse_sycl(call: str, with_sycl, *others) -> None:
-    """Raise NotImplementedError where SYCL is asked for."""
-    if with_sycl or any(others):
-        raise NotImplementedError(
-            f"{call}: SYCL sources and flags are not supported, C++ and CUDA are; for SYCL use "
-            f"torch.utils.cpp_extension.{call}"
-        )
-
-
-def callers() -> tuple[str, ...]:
+def _callers() -> tuple[str, ...]:
     """Return the files of those who called `load_inline`, the nearest first: one has the string."""
-    frame, files = sys._getframe(2), []
+    frame, files = sys._getframe(3), []
     while frame and len(files) < 6:
         files.append(frame.f_code.co_filename)
         frame = frame.f_back

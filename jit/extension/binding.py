@@ -10,13 +10,13 @@ from .levels import Level
 def binding(functions: dict[str, str], name: str, level: Level, error_handling: bool) -> str:
     """Return the text that binds functions as the module `name`."""
     if level.own_binding:
-        entries = ",\n".join(
-            f"    octet_binding::entry<{i}, &{function}>({literal(function)}, {literal(doc)})"
+        entries = "".join(
+            f"    octet_binding::entry<{i}, &{function}>({literal(function)}, {literal(doc)}),\n"
             for i, (function, doc) in enumerate(functions.items())
         )
         return (
             f"PyMODINIT_FUNC PyInit_{name}() {{\n"
-            f"return octet_binding::module({literal(name)}, {{\n{entries}}});\n}}\n"
+            f"return octet_binding::module({literal(name)}, {{\n{entries}    {{}}}});\n}}\n"
         )
     wrap = "torch::wrap_pybind_function({})" if error_handling else "{}"
     lines = [

@@ -7,6 +7,7 @@ written anew where it differs.
 import contextlib
 import hashlib
 import os
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -14,18 +15,42 @@ import loader
 
 from ..build import flags
 from ..build.workshop import Compile, CompileError, Workshop
-from ..errors.cxx import directives
+from ..errors import cxx
 from ..machine import files
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
+from .binding import binding
 from .flags import argv
 from .inputs import headers
-from .levels import UMBRELLAS, Level
+from .levels import CUDA_HEADERS, UMBRELLAS, Level, include_lines
 from .names import Names, macros_of, names_of
 from .precompiled import Precompiled
 
 _HERE = "@extra@"  # where the caller's flags for the linker belong
 _BINDING = Path(loader.__path__[0]) / "include" / "inline_binding.h"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A text for one compiler: a source, or the half of one that nvcc or the C++ compiler gets.
+
+    Attributes:
+        given: the caller's flags for this compiler.
+        functions: to bind behind the text.
+        beside: the other half, whose names the whole source has too; empty for a whole one.
+    """
+
+    source: Source
+    cuda: bool
+    given: tuple[str, ...]
+    text: str
+    functions: dict[str, str] | None = None
+    beside: str = ""
+
+    @property
+    def bracketed(self) -> list[str]:
+        """The headers that the source includes as <name>."""
+        return [header.name for header in cxx.includes(self.source.text) if not header.quoted]
 
 
 class Compilers:
@@ -36,7 +61,7 @@ class Compilers:
         self._work = shop.folder.parent
         self._flags = flags.of(toolchain, self._work)
         self._closing = contextlib.ExitStack()
-        self._macros = cache(self._ask_macros)
+        self._macros = cache(lambda *asked: macros_of(self._preprocessed(*asked)))
 
     def __enter__(self) -> "Compilers":
         """Itself."""
@@ -46,53 +71,38 @@ class Compilers:
         """Let others remove the precompiled headers."""
         self._closing.close()
 
-    def cpp(
-        self, source: Source, way: Level, text: str, given: list[str]
-    ) -> tuple[Path | None, str]:
-        """Compile C++; the object or None, and what the compiler said."""
-        command, name = self._cxx(source, way, given), f"{_stem(source)}.{way.name}.cpp"
+    def compile(self, task: Task, way: Level) -> tuple[Path | None, str]:
+        """Return the object, or None, and what the compiler said."""
+        text = task.text
+        if task.functions is not None:
+            handling = self._extension.error_handling
+            bound = binding(task.functions, self._extension.name, way, handling)
+            text += f'#line 1 "functions.cpp"\n{bound}'
+        command = self._command(task, way)
+        source = Path(task.source.name).stem
+        if task.source.folder:  # sources of one name in two folders have two
+            source += f".{_digest(task.source.folder)}"
+        name = f"{source}.{way.name}.{'cu' if task.cuda else 'cpp'}"
         if way.shared:
-            header = self._precompiled(way, given)
-            for _ in range(2):  # once more with a header made anew, where it proves damaged
-                if not (header and header.made()):
-                    break
-                done, said, sound = header.checked(
-                    partial(self._compile, [*command, *header.use], text, name)
-                )
-                if sound and (done or not header.complains(said)):
-                    return done, said
-                if sound:
-                    break  # flags that it was not made for: without it, then
-                if done:
-                    done.unlink(missing_ok=True)
-                header.discard()
-        return self._compile([*command, *self._before(way)], _with_prelude(way, text), name)
-
-    def cuda(
-        self, source: Source, way: Level, text: str, more: tuple[str, ...] = ()
-    ) -> tuple[Path | None, str]:
-        """Compile CUDA; the object or None, and what nvcc said."""
-        command = [*self._nvcc(source, way, more), *self._before(way)]
-        name = f"{_stem(source)}.{way.name}.cu"
-        return self._compile(command, _with_prelude(way, text), name)
+            header = self._precompiled(way, task.given)
+            if found := header.used(lambda use: self._compile([*command, *use], text, name)):
+                return found
+        if way.is_torchs_own:
+            text = way.prelude + text
+        return self._compile([*command, *self._before(way)], text, name)
 
     def link(self, objects: list[Path], with_torch: bool) -> Path:
         """Link the library or program; `with_torch` where an object needs torch's libraries."""
-        extension, given = self._extension, argv(self._extension.ldflags)
-        linker = [flag for flag in self._flags.linker if not flag.startswith("-Wl,--as")]
-        extra = [*linker, *given]
-        if with_torch:
-            own_order = given or extension.is_standalone  # of libraries, which the caller relies on
-            extra += [] if own_order else ["-Wl,--as-needed"]
-        runtime = []
+        extension, own = self._extension, argv(self._extension.ldflags)
+        extra = [flag for flag in self._flags.linker if not flag.startswith("-Wl,--as")] + own
+        if with_torch and not (own or extension.is_standalone):
+            extra += ["-Wl,--as-needed"]  # else the caller may rely on the order of libraries
         if extension.with_cuda:
-            runtime = flags.cuda_runtime(self._shop.folder, self._toolchain)
+            extra += flags.cuda_runtime(self._shop.folder, self._toolchain)
         found = self._flags.link([_HERE], extension.with_cuda, extension.is_standalone)
+        found = [word for word in found if with_torch or not _of_torch(word)]
         at = found.index(_HERE)
-        before, behind = found[:at], found[at + 1 :]
-        if not with_torch:
-            behind = [word for word in behind if not _of_torch(word)]
-        found = [*before, *extra, *runtime, *behind]
+        found[at : at + 1] = extra
         names = [path.name for path in objects]
         return self._shop.link([*self._toolchain.command("CXX"), *names, *found], "library.so")
 
@@ -109,41 +119,37 @@ class Compilers:
             return []
         return [line.split()[0] for line in said.splitlines() if line] if status == 0 else []
 
-    def wide(self, cuda: bool, includes: list[str], given: list[str]) -> Names:
-        """Return the names that torch's umbrella header brings, and the headers of a source.
+    def wide(self, task: Task) -> Names:
+        """Return the names that torch's umbrella header brings, and the headers of the source.
 
         Raises: LookupError where the preprocessor cannot tell.
         """
-        own = [name for name in includes if name not in UMBRELLAS]
-        lines = ["torch/types.h", "cuda.h", "cuda_runtime.h"] if cuda else []
-        lines += ["torch/extension.h", "math.h", *own]
-        text = "".join(f"#include <{name}>\n" for name in lines)
-        full, source = Level("full", ""), self._extension.sources[0]
-        command = self._nvcc(source, full) if cuda else self._cxx(source, full, given)
+        if task.beside:  # nvcc would see the whole
+            task = replace(task, cuda=True, given=tuple(argv(self._extension.cuda_cflags)))
+        lines = ["torch/types.h", *CUDA_HEADERS] if task.cuda else []
+        lines += ["torch/extension.h", "math.h"]
+        lines += [name for name in task.bracketed if name not in UMBRELLAS]
+        text = include_lines(lines)
+        command = self._command(replace(task, source=self._extension.sources[0]), Level("full", ""))
         made_of = [self._toolchain.identity, command, text]
         place = self._work / f"inline.names-{_digest(repr(made_of))}.json"
         if kept := files.read_record(place):
             return Names(frozenset(kept[0]), frozenset(kept[1]))
-        names = names_of(self._preprocessed(command, text, cuda))
+        names = names_of(self._preprocessed(tuple(command), text, task.cuda))
         files.write_record(place, [sorted(names.macros), sorted(names.declared)])
         return names
 
-    def macros(
-        self, source: Source, way: Level, cuda: bool, given: list[str], text: str
-    ) -> frozenset[str]:
-        """Return the macros that a text of a source has, its own and those of its headers.
+    def macros(self, task: Task, way: Level, text: str) -> frozenset[str]:
+        """Return the macros that a text has in this way, its own and those of its headers.
 
         Raises: LookupError where the preprocessor cannot tell.
         """
-        command = self._nvcc(source, way) if cuda else self._cxx(source, way, given)
-        lines = [d for d in directives(text) if d.name in ("include", "define")]
+        lines = [d for d in cxx.directives(text) if d.name in ("include", "define")]
         kept = "".join(f"#{line.name} {line.rest}\n" for line in lines)
-        return self._macros((*command, *self._before(way)), cuda, kept)
+        command = (*self._command(task, way), *self._before(way))
+        return self._macros(command, kept, task.cuda)
 
-    def _ask_macros(self, command: tuple[str, ...], cuda: bool, text: str) -> frozenset[str]:
-        return macros_of(self._preprocessed([*command], text, cuda))
-
-    def _preprocessed(self, command: list[str], text: str, cuda: bool) -> str:
+    def _preprocessed(self, command: tuple[str, ...], text: str, cuda: bool) -> str:
         """A text's preprocessed form with its macros; LookupError where that fails."""
         name = self._put(f"names-{_digest(text)}.{'cu' if cuda else 'cpp'}", text)
         more = ["-E", "-Xcompiler", "-dD,-P"] if cuda else ["-E", "-P", "-dD"]
@@ -173,30 +179,25 @@ class Compilers:
         made_of = {path: digest for path, digest in found.items() if path not in own}
         return made_of | {"": text_digest}
 
-    def _cxx(self, source: Source, way: Level, given: list[str]) -> list[str]:
-        extension = self._extension
-        line = self._flags.cxx(
-            extension.name, [*extension.include_paths], given, extension.with_cuda
-        )
-        beside = ["-iquote", source.folder] if source.folder else []
-        return [*self._toolchain.command("CXX"), *self._hidden(way), *beside, *self._own(line)]
-
-    def _nvcc(self, source: Source, way: Level, more: tuple[str, ...] = ()) -> list[str]:
-        extension, given = self._extension, argv(self._extension.cuda_cflags)
-        line = self._flags.cuda(extension.name, [*extension.include_paths], given)
-        named = any("arch" in flag for flag in given)
-        if named or not self._toolchain.architectures:
-            # Without a GPU or a list nvcc takes its oldest, and PTX for all later ones.
-            line = [word for word in line if not word.startswith("-gencode=") or word in given]
-        command = self._toolchain.command("PYTORCH_NVCC")
-        if host := os.environ.get("CC"):
-            command += ["-ccbin", host]
-        beside = [f"-I{source.folder}"] if source.folder else []
-        return [*command, *self._hidden(way), *beside, *self._own(line), *more]
-
-    def _own(self, line: list[str]) -> list[str]:
-        """A command line of torch's for this kind of extension: a program has no module's name."""
-        return [w for w in line if not self._extension.is_standalone or not _of_module(w)]
+    def _command(self, task: Task, way: Level) -> list[str]:
+        """The compiler and its arguments, without what stands before the text."""
+        extension, folder, given = self._extension, task.source.folder, [*task.given]
+        includes = [*extension.include_paths]
+        if task.cuda:
+            line = self._flags.cuda(extension.name, includes, given)
+            if not self._toolchain.architectures or any("arch" in flag for flag in given):
+                # Without a GPU or a list nvcc takes its oldest, and PTX for all later ones.
+                line = [word for word in line if not word.startswith("-gencode=") or word in given]
+            command = self._toolchain.command("PYTORCH_NVCC")
+            if host := os.environ.get("CC"):
+                command += ["-ccbin", host]
+            beside = [f"-I{folder}"]
+        else:
+            line = self._flags.cxx(extension.name, includes, given, extension.with_cuda)
+            command, beside = self._toolchain.command("CXX"), ["-iquote", folder]
+        if extension.is_standalone:  # a program has no module's name
+            line = [word for word in line if not _of_module(word)]
+        return [*command, *self._hidden(way), *(beside if folder else []), *line]
 
     def _hidden(self, way: Level) -> list[str]:
         """The folder in which the headers to be left out are empty."""
@@ -225,7 +226,7 @@ class Compilers:
             files.write(path, content)
         return name
 
-    def _precompiled(self, way: Level, given: list[str]) -> Precompiled:
+    def _precompiled(self, way: Level, given: tuple[str, ...]) -> Precompiled:
         kept = [flag for flag in given if not flag.startswith(("-D", "-U", "-I", "-W", "-l"))]
         line = self._flags.cxx("", [], kept, False)
         made_by = [*self._toolchain.command("CXX"), *(w for w in line if "_NAME=" not in w)]
@@ -235,22 +236,12 @@ class Compilers:
         return header
 
 
-def _with_prelude(way: Level, text: str) -> str:
-    return way.prelude + text if way.is_torchs_own else text
-
-
 def _of_torch(word: str) -> bool:
     return word.startswith(("-lc10", "-ltorch", "-Wl,-rpath")) or word.endswith("torch/lib")
 
 
 def _of_module(word: str) -> bool:
     return word.startswith("-DTORCH_EXTENSION_NAME=") or word == "-DTORCH_API_INCLUDE_EXTENSION_H"
-
-
-def _stem(source: Source) -> str:
-    """A name for what is made of a source: sources of one name in two folders have two."""
-    stem = Path(source.name).stem
-    return f"{stem}.{_digest(source.folder)}" if source.folder else stem
 
 
 def _digest(text: str) -> str:

@@ -13,9 +13,6 @@ from .arguments import Extension
 from .levels import torch_include
 from .places import Places
 
-_CURE = (
-    "Name the functions to bind in `functions`, or write PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
-)
 # A text with one of these may define a module's entry in a way that is not written out.
 _ENTRY = re.compile(r"PyInit|MODULE|TORCH_EXTENSION_NAME|##", re.IGNORECASE)
 _UNDEFINED = re.compile(r"undefined symbol: (\w+)")
@@ -41,10 +38,7 @@ def could_not_be_built(extension: Extension, output: str, workshop: Workshop) ->
 def does_not_load(extension: Extension, failure: str) -> BuildError:
     """Return the error of a library that was built and cannot be loaded."""
     cause = explain_failure(failure, Path("/"), _names(extension))
-    hint = ""
-    if extension.is_python_module and "init function" in failure.replace("export", "init"):
-        cure = _CURE if extension.callers else _CURE.partition(", or ")[2]
-        hint = f"\n{cure[0].upper()}{cure[1:]}"
+    hint = f"\n{_cure(extension)}" if extension.is_python_module and _no_entry(failure) else ""
     return BuildError(
         f"{extension.name}: it compiles, but does not load:\n{cause}{hint}", extension.name
     )
@@ -56,21 +50,32 @@ def no_module(extension: Extension, files: dict[str, str]) -> BuildError | None:
     `files` are all that an extension is made of: where one is a header of the caller's, it counts
     too. A library on the linker's command line may hold the entry, and is not looked into.
     """
-    flags = [*extension.cflags, *extension.cuda_cflags]
     if not extension.is_python_module or extension.functions is not None or extension.ldflags:
         return None
-    texts = [*flags, *(source.text for source in extension.sources)]
+    texts = [*extension.cflags, *extension.cuda_cflags, *(s.text for s in extension.sources)]
     for file in files:
         with contextlib.suppress(OSError):
             texts.append(Path("/", file).read_text(errors="replace"))
     if any(map(_ENTRY.search, texts)):
         return None
-    name, cure = extension.name, _CURE if extension.callers else _CURE.partition(", or ")[2]
     return BuildError(
-        f"{name}: nothing in its sources makes it a Python module:\n{cure[0].upper()}{cure[1:]}\n"
+        f"{extension.name}: nothing in its sources makes it a Python module:\n{_cure(extension)}\n"
         "To load it as a library (TORCH_LIBRARY) set is_python_module=False",
-        name,
+        extension.name,
     )
+
+
+def _cure(extension: Extension) -> str:
+    if not extension.callers:  # `load`, which has no `functions`
+        return "Write PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
+    return (
+        "Name the functions to bind in `functions`, or write "
+        "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)"
+    )
+
+
+def _no_entry(failure: str) -> bool:
+    return "init function" in failure.replace("export", "init")
 
 
 def torch_may_have(failure: str, extension: Extension, levels: list[str]) -> bool:
@@ -78,7 +83,7 @@ def torch_may_have(failure: str, extension: Extension, levels: list[str]) -> boo
 
     So it is for a symbol of torch's, and for a kernel whose stub the host's half did not find.
     """
-    if "init function" in failure.replace("export", "init"):
+    if _no_entry(failure):
         return False
     narrow = {level.rpartition(" ")[2] for level in levels} - {"full"}
     missing = _UNDEFINED.search(failure)

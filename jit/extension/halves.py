@@ -12,7 +12,7 @@ from bisect import bisect
 from dataclasses import dataclass
 
 from ..errors import cxx
-from .levels import TORCH_NAMES, standard_headers
+from .levels import CUDA_HEADERS, TORCH_NAMES, include_lines, standard_headers
 
 _KERNEL = re.compile(r"\b__global__\b")
 _DEVICE = re.compile(r"\b__(?:device|constant|managed|host|shared|grid_constant)__\b")
@@ -28,7 +28,7 @@ _SAFE_HEADER = re.compile(
 _OF_TORCH = re.compile(r"(?:torch|ATen|c10)/")
 _BEFORE_ITEM = re.compile(r"namespace\b|extern\b|asm\b|[\[;(]")
 _GOES_ON = re.compile(r"(?:typedef|struct|class|enum|union)\b")
-_CUDA_HEADERS = "#include <cuda.h>\n#include <cuda_runtime.h>\n"
+_CUDA_HEADERS = include_lines(CUDA_HEADERS)
 _LAUNCHES = (
     _CUDA_HEADERS
     + 'extern "C" unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, struct CUstream_st*);\n'
@@ -92,7 +92,7 @@ def halves(text: str, name: str) -> Halves | None:
     if not split.kernels:
         return None
     return Halves(
-        _CUDA_HEADERS + standard_headers(code, also=()) + "".join(split.device),
+        _CUDA_HEADERS + standard_headers(code, device=True) + "".join(split.device),
         _LAUNCHES + "".join(split.host),
         frozenset(split.kernels),
         frozenset(split.templates),

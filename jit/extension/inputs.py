@@ -1,8 +1,10 @@
 """All that an extension's library depends on: what its key is a digest of."""
 
 import hashlib
+import json
 import os
 import sysconfig
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -16,45 +18,28 @@ from .arguments import Extension
 
 
 def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
-    """Return all that the library depends on."""
-    made_by = dict(toolchain.identity)
-    del made_by["cflags"], made_by["ldflags"]  # the operators' own; here all flags are the caller's
+    """Return all that the library depends on, as JSON gives it back."""
+    # Without the operators' own flags: here all flags are the caller's.
+    own = {"cflags", "ldflags", "cuda_flags", "nvcc"}
+    made_by = {fact: value for fact, value in toolchain.identity.items() if fact not in own}
     flags = [*extension.cflags, *extension.cuda_cflags]
     made_by["cpu"] = tools.cpu_features() if any("native" in flag for flag in flags) else ""
-    made_by.pop("cuda_flags", None)
     if extension.with_cuda:
         made_by["nvcc"] = toolchain.nvcc
     else:
-        made_by.pop("nvcc", None)
         made_by["architectures"] = ""
-    asked = {
-        "functions": None if extension.functions is None else [*extension.functions.items()],
-        "flags": [extension.cflags, extension.cuda_cflags, extension.ldflags],
-        "include_paths": extension.include_paths,
-        "form": [
-            extension.with_cuda,
-            extension.is_python_module,
-            extension.is_standalone,
-            extension.implicit_headers,
-            extension.error_handling,
-        ],
-        "order": [source.name for source in extension.sources],
-    }
-    return {
+    asked = asdict(extension) | {"order": [source.name for source in extension.sources]}
+    asked["functions"] = extension.functions and [*extension.functions.items()]  # in their order
+    del asked["sources"], asked["callers"]
+    facts = {
         "format": FORMAT,
         "unit": extension.unit,
         "files": headers(extension, toolchain),
         "toolchain": made_by,
         "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
-        "asked": _plain(asked),
+        "asked": asked,
     }
-
-
-def _plain(value):
-    """Return a value as JSON gives it back."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return json.loads(json.dumps(facts))
 
 
 class _Texts(Sources):

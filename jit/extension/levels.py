@@ -7,6 +7,7 @@ compiled as torch.utils.cpp_extension compiles it. What it is tried with first i
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,51 +17,40 @@ from ..errors import cxx
 # Headers of torch that are there for everything in them; what a source uses of it is worked out.
 UMBRELLAS = ("torch/extension.h", "torch/torch.h", "torch/all.h", "torch/python.h")
 UMBRELLAS += ("torch/types.h", "ATen/ATen.h")
+CUDA_HEADERS = ("cuda.h", "cuda_runtime.h")
 # What the headers of single operators include, and a caller of operators does not need.
 _HEAVY = ("ATen/Context.h", "ATen/DeviceGuard.h", "ATen/TensorUtils.h", "ATen/TracerMode.h")
 _HEAVY += ("ATen/core/Reduction.h",)
 
-# Beside what the binding includes. math.h and stdlib.h decide which `abs` an unqualified one is.
-_STANDARD = "algorithm cmath cstring functional iostream map memory numeric sstream stdexcept "
-_STANDARD += "unordered_map math.h stdlib.h"
-# What torch's headers bring beside these, where a source names it.
-_NAMED = {
-    "array": "array",
-    "atomic": "atomic\\w*",
-    "bitset": "bitset",
-    "cassert": "assert",
-    "cctype": "is(?:alnum|alpha|digit|lower|space|upper)|tolower|toupper",
-    "cfloat": "(?:FLT|DBL|LDBL)_\\w+",
-    "chrono": "chrono",
-    "climits": "(?:U?(?:CHAR|SHRT|INT|LONG|LLONG)|SCHAR)_(?:MAX|MIN|BIT)",
-    "complex": "complex",
-    "condition_variable": "condition_variable\\w*",
-    "cstdint": "u?int(?:8|16|32|64)_t|U?INT(?:8|16|32|64)_(?:MAX|MIN)|u?intptr_t",
-    "cstdio": "printf|fprintf|snprintf|puts|fopen|stderr|stdout",
-    "ctime": "time_t|clock|clock_t",
-    "deque": "deque",
-    "fstream": "[io]?fstream",
-    "future": "future|async|promise",
-    "initializer_list": "initializer_list",
-    "iomanip": "set(?:w|precision|fill)",
-    "iterator": "back_inserter|istream_iterator|ostream_iterator|distance|advance",
-    "limits": "numeric_limits",
-    "list": "list",
-    "mutex": "mutex|lock_guard|unique_lock|scoped_lock|call_once|once_flag",
-    "optional": "optional|nullopt",
-    "queue": "queue|priority_queue",
-    "random": "mt19937\\w*|random_device|\\w+_distribution|default_random_engine",
-    "set": "(?:multi)?set",
-    "stack": "stack",
-    "string": "string|to_string",
-    "string_view": "string_view",
-    "thread": "thread|this_thread",
-    "tuple": "tuple|tie",
-    "type_traits": "is_\\w+_v|enable_if_t|conditional_t|decay_t",
-    "unordered_set": "unordered_set",
-    "utility": "pair|move|swap|forward",
-    "variant": "variant|visit",
-    "vector": "vector",
+# math.h and stdlib.h decide which `abs` an unqualified one is.
+_C_HEADERS = ("math.h", "stdlib.h", "string.h")
+# What torch's headers bring for a source that names `std`, ...
+_STANDARD = "algorithm cmath functional iostream map memory numeric sstream stdexcept unordered_map"
+# ... and where one of these words is named.
+_WORDS = r"""
+array:array atomic:atomic\w* bitset:bitset cassert:assert chrono:chrono complex:complex
+cctype:is(?:alnum|alpha|digit|lower|space|upper)|tolower|toupper cfloat:(?:FLT|DBL|LDBL)_\w+
+climits:(?:U?(?:CHAR|SHRT|INT|LONG|LLONG)|SCHAR)_(?:MAX|MIN|BIT)
+condition_variable:condition_variable\w*
+cstdint:u?int(?:8|16|32|64)_t|U?INT(?:8|16|32|64)_(?:MAX|MIN)|u?intptr_t
+cstdio:printf|fprintf|snprintf|puts|fopen|stderr|stdout ctime:time_t|clock|clock_t
+deque:deque fstream:[io]?fstream future:future|async|promise initializer_list:initializer_list
+iomanip:set(?:w|precision|fill) limits:numeric_limits list:list
+iterator:back_inserter|istream_iterator|ostream_iterator|distance|advance
+mutex:mutex|lock_guard|unique_lock|scoped_lock|call_once|once_flag optional:optional|nullopt
+queue:queue|priority_queue
+random:mt19937\w*|random_device|\w+_distribution|default_random_engine
+set:(?:multi)?set stack:stack string:string|to_string string_view:string_view
+thread:thread|this_thread tuple:tuple|tie type_traits:is_\w+_v|enable_if_t|conditional_t|decay_t
+unordered_set:unordered_set utility:pair|move|swap|forward variant:variant|visit vector:vector
+"""
+_NAMED = dict(entry.split(":", 1) for entry in _WORDS.split())
+# Of ATen what is included where a source names it.
+_OF_ATEN = {
+    "ATen/Dispatch.h": r"AT_DISPATCH_\w+",
+    "ATen/Parallel.h": "parallel_for|parallel_reduce",
+    "ATen/TensorIndexing.h": "Slice|indexing",
+    "ATen/core/Formatting.h": "cout|cerr|ostringstream|stringstream",
 }
 
 # A macro that may be set by torch's headers: without them a condition could come out otherwise.
@@ -80,10 +70,24 @@ TORCH_NAMES = re.compile(
 )
 
 
-def standard_headers(code: str, also: tuple[str, ...] = tuple(_STANDARD.split())) -> str:
-    """Return the lines that include what torch's headers bring of the standard library."""
-    named = [name for name, words in _NAMED.items() if re.search(rf"\b(?:{words})\b", code)]
-    return "".join(f"#include <{name}>\n" for name in [*also, *named])
+def include_lines(names: Iterable[str]) -> str:
+    """Return the lines that include these headers."""
+    return "".join(f"#include <{name}>\n" for name in names)
+
+
+def standard_headers(code: str, device: bool = False) -> str:
+    """Return the lines that include what torch's headers bring of the standard library.
+
+    The kernels' half of a CUDA source (`device`) gets no more than it names.
+    """
+    always = [] if device else [*_C_HEADERS]
+    if not device and re.search(r"\bstd\b", code):
+        always += _STANDARD.split()
+    return include_lines([*always, *_named(_NAMED, code)])
+
+
+def _named(headers: dict[str, str], code: str) -> list[str]:
+    return [name for name, words in headers.items() if re.search(rf"\b(?:{words})\b", code)]
 
 
 def conditions(text: str) -> set[str]:
@@ -137,7 +141,9 @@ def levels(
     `functions` tells that bindings follow; `implicit` that torch's umbrella header stands before
     the source without being written there.
     """
-    full = _full(implicit, cuda)
+    gpu = include_lines(CUDA_HEADERS) if cuda else ""
+    umbrella = ["torch/types.h", *CUDA_HEADERS] if cuda else ["torch/extension.h"]
+    full = Level("full", include_lines(umbrella) if implicit else "")
     code, headers = cxx.blanked(text), cxx.includes(text)
     if not implicit and not any(header.name in UMBRELLAS for header in headers):
         return [full]  # it says itself what it needs
@@ -147,90 +153,59 @@ def levels(
         return [full]
     wide = [full] if cuda else [TORCH, full]
     names_torch = TORCH_NAMES.search(code) or of_torch
+    standard = standard_headers(code)
+    own = gpu or '#include "inline_binding.h"\n'
+    plain = Level("plain", standard + own, UMBRELLAS, own_binding=functions)
     if not (functions or cuda or others or names_torch):
-        binds = re.search(r"\bPYBIND11_MODULE\b", code)
-        return [_pybind(code) if binds else plain(code, False, cuda), *wide]
+        if re.search(r"\bPYBIND11_MODULE\b", code):  # binds by hand, and names nothing of torch
+            bound = include_lines(["pybind11/pybind11.h", "pybind11/stl.h"])
+            plain = Level("pybind", f"{standard}{bound}namespace py = pybind11;\n", UMBRELLAS)
+        return [plain, *wide]
     known = ("c10/", "ATen/cuda/", "ATen/Dispatch", "ATen/Parallel", "ATen/core/")
     if _PYTHON_BINDING.search(code) or any(not name.startswith(known) for name in of_torch):
         return wide
     if any(header.quoted for header in others) or _OURS.search(code):
         return wide  # may need torch as well
     if not names_torch:
-        return [plain(code, functions, cuda), *wide]
+        return [plain, *wide]
     if functions and not _layout_is_known(torch_include):
         return wide
+    prelude = _tensors(code, standard + gpu, torch_include)
+    prelude += "" if cuda else f"#define OCTET_TENSORS\n{own}"
     slim = not any(name.startswith("ATen/") for name in of_torch)
-    return [tensor(code, functions, torch_include, cuda, slim), *wide]
-
-
-def _full(implicit: bool, cuda: bool) -> Level:
-    """Return torch.utils.cpp_extension's own way: the headers it puts before a string, if any."""
-    if not implicit:
-        return Level("full", "")
-    headers = ["torch/types.h", "cuda.h", "cuda_runtime.h"] if cuda else ["torch/extension.h"]
-    return Level("full", "".join(f"#include <{name}>\n" for name in headers))
-
-
-def _pybind(code: str) -> Level:
-    """Return the way of a source that binds by hand and names nothing of torch."""
-    prelude = standard_headers(code)
-    prelude += "#include <pybind11/pybind11.h>\n#include <pybind11/stl.h>\n"
-    return Level("pybind", prelude + "namespace py = pybind11;\n", UMBRELLAS)
-
-
-def plain(code: str, functions: bool, cuda: bool) -> Level:
-    """Return the way without torch."""
-    prelude = standard_headers(code)
-    prelude += "#include <cuda.h>\n#include <cuda_runtime.h>\n" if cuda else ""
-    prelude += '#include "inline_binding.h"\n' if not cuda else ""
-    return Level("plain", prelude, UMBRELLAS, own_binding=functions)
-
-
-def tensor(code: str, functions: bool, torch_include: Path, cuda: bool, slim: bool) -> Level:
-    """Return the way with tensors, their methods, and the functions of at:: that are named.
-
-    `slim` leaves out what the headers of operators include without need.
-    """
-    prelude = "#define AT_PER_OPERATOR_HEADERS\n" + standard_headers(code)
-    prelude += "#include <ATen/core/Tensor.h>\n#include <ATen/TensorOperators.h>\n"
-    prelude += "#include <ATen/core/LegacyTypeDispatch.h>\n"
-    called = sorted({*re.findall(r"(?<![.\w])(?<!->)([A-Za-z_]\w*)\s*\(", code)})
-    operators = [w for w in called if (torch_include / "ATen" / "ops" / f"{w}.h").exists()]
-    prelude += "".join(f"#include <ATen/ops/{name}.h>\n" for name in operators)
-    if re.search(r"\bAT_DISPATCH_", code):
-        prelude += "#include <ATen/Dispatch.h>\n"
-    if re.search(r"\bparallel_for\b|\bparallel_reduce\b", code):
-        prelude += "#include <ATen/Parallel.h>\n"
-    if re.search(r"\bSlice\b|\bindexing::", code):
-        prelude += "#include <ATen/TensorIndexing.h>\n"
-    if re.search(r"\b(?:cout|cerr|ostringstream|stringstream)\b", code):
-        prelude += "#include <ATen/core/Formatting.h>\n"
-    prelude += "#include <cuda.h>\n#include <cuda_runtime.h>\n" if cuda else ""
-    prelude += _torch_namespace(code, tuple(operators), torch_include)
-    if not cuda:
-        prelude += '#define OCTET_TENSORS\n#include "inline_binding.h"\n'
     hidden = (*UMBRELLAS, *_HEAVY) if slim else UMBRELLAS
-    return Level("tensor", prelude, hidden, own_binding=functions)
+    return [Level("tensor", prelude, hidden, own_binding=functions), *wide]
 
 
-def _torch_namespace(code: str, operators: tuple[str, ...], torch_include: Path) -> str:
+def _tensors(code: str, before: str, torch_include: Path) -> str:
+    """Return what brings tensors, their methods, and the functions of at:: that are named."""
+    called = {*re.findall(r"(?<![.\w])(?<!->)([A-Za-z_]\w*)\s*\(", code)}
+    operators = [w for w in sorted(called) if (torch_include / f"ATen/ops/{w}.h").exists()]
+    headers = ["ATen/core/Tensor.h", "ATen/TensorOperators.h", "ATen/core/LegacyTypeDispatch.h"]
+    headers += [f"ATen/ops/{name}.h" for name in operators] + _named(_OF_ATEN, code)
+    define = "#define AT_PER_OPERATOR_HEADERS\n"
+    return define + before + include_lines(headers) + _torch_namespace(operators, torch_include)
+
+
+def _torch_namespace(operators: list[str], torch_include: Path) -> str:
     """Return what torch/types.h puts into the namespace torch, of it what is used."""
-    api = torch_include / "torch" / "csrc" / "api" / "include" / "torch" / "types.h"
+    api = torch_include / "torch/csrc/api/include/torch/types.h"
     constants = re.findall(r"^constexpr auto k\w+ = [\w:]+;$", _read(api), re.M)
-    lines = ["namespace torch {", "using namespace at;", "using Dtype = at::ScalarType;"]
-    lines += ["using std::nullopt;", "using std::optional;", *constants]
     factories = _factories(torch_include)
     used = [text for name in operators for text in factories.get(name, ())]
-    if used:
-        lines += [
+    return "\n".join(
+        [
+            "namespace torch {\nusing namespace at;\nusing Dtype = at::ScalarType;",
+            "using std::nullopt;\nusing std::optional;",
+            *constants,
             "namespace autograd {",
             "inline at::Tensor make_variable(at::Tensor data, bool requires_grad) {",
             "    return requires_grad ? at::Tensor(data.set_requires_grad(true)) : data;",
-            "}",
-            "}",
+            "}\n}",
             *used,
+            "}  // namespace torch\n",
         ]
-    return "\n".join([*lines, "}  // namespace torch", ""])
+    )
 
 
 @cache
@@ -248,15 +223,17 @@ def _factories(torch_include: Path) -> dict[str, list[str]]:
 @cache
 def _layout_is_known(torch_include: Path) -> bool:
     """True if torch declares what inline_binding.h takes for granted."""
-    variable = _read(torch_include / "torch/csrc/autograd/python_variable.h")
-    variable = re.sub(r"//[^\n]*", "", variable)
-    exceptions = _read(torch_include / "torch/csrc/Exceptions.h")
-    return bool(
-        re.search(r"struct THPVariable \{\s*PyObject_HEAD\s*at::Tensor cdata;", variable)
-        and re.search(r"PyObject\* THPVariable_Wrap\(const at::TensorBase& var\);", variable)
-        and re.search(
-            r"void translate_exception_to_python\(\s*const std::exception_ptr&", exceptions
-        )
+    declared = {
+        "autograd/python_variable.h": [
+            r"struct THPVariable \{\s*PyObject_HEAD\s*at::Tensor cdata;",
+            r"PyObject\* THPVariable_Wrap\(const at::TensorBase& var\);",
+        ],
+        "Exceptions.h": [r"void translate_exception_to_python\(\s*const std::exception_ptr&"],
+    }
+    return all(
+        re.search(pattern, re.sub(r"//[^\n]*", "", _read(torch_include / "torch/csrc" / header)))
+        for header, patterns in declared.items()
+        for pattern in patterns
     )
 
 

@@ -13,7 +13,6 @@ old one, whose module goes on working.
 import importlib.machinery
 import importlib.util
 import itertools
-import os
 import shutil
 from pathlib import Path
 
@@ -26,11 +25,11 @@ from ..build.progress import Quiet
 from ..cache.key import key
 from ..cache.store import Store
 from ..errors import BuildError
-from ..machine import files, settings
+from ..machine import files
 from ..machine import toolchain as tools
 from ..machine.forks import Lock
 from . import arguments
-from .arguments import Extension, Source
+from .arguments import Extension
 from .failure import does_not_load, torch_may_have
 from .recipe import ExtensionRecipe
 
@@ -73,26 +72,7 @@ def load(
     Raises: BuildError with the compile errors; TypeError, ValueError or FileNotFoundError for an
         argument that cannot be used.
     """
-    arguments.refuse_sycl("load", with_sycl, extra_sycl_cflags)
-    paths = [sources] if isinstance(sources, (str, os.PathLike)) else sources
-    named = arguments.listed("load", "sources", paths, os.PathLike)
-    read = tuple(map(arguments.source_file, named))
-    if not read:
-        raise ValueError("load: sources must name at least one file, got none")
-    extension = Extension(
-        *arguments.common(
-            "load", name, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths
-        )(read, None),
-        with_cuda=any(s.cuda for s in read) if with_cuda is None else bool(with_cuda),
-        is_python_module=bool(is_python_module),
-        is_standalone=bool(is_standalone),
-    )
-    if is_python_module and is_standalone:
-        raise ValueError(
-            "load: is_python_module and is_standalone exclude each other; for a program set "
-            "is_python_module=False"
-        )
-    return _load(extension, build_directory, verbose, keep_intermediates)
+    return _load(arguments.of_files(locals()), build_directory, verbose, keep_intermediates)
 
 
 def load_inline(
@@ -131,26 +111,7 @@ def load_inline(
     Raises: BuildError with the compile errors, at the line of the string, or of the file or the
         notebook cell that it stands in; TypeError or ValueError for an unusable argument.
     """
-    arguments.refuse_sycl("load_inline", with_sycl, extra_sycl_cflags, sycl_sources)
-    cpp = arguments.strings("cpp_sources", cpp_sources)
-    cuda = arguments.strings("cuda_sources", cuda_sources or [])
-    if use_pch not in (True, False):
-        raise TypeError(f"load_inline: use_pch must be True or False, got {use_pch!r}")
-    sources = [Source("cpp_sources.cpp", "\n".join(cpp), cuda=False)]
-    if cuda:
-        sources.append(Source("cuda_sources.cu", "\n".join(cuda), cuda=True))
-    extension = Extension(
-        *arguments.common(
-            "load_inline", name, extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths
-        )(tuple(sources), arguments.functions_named(functions)),
-        with_cuda=bool(cuda) if with_cuda is None else bool(with_cuda),
-        is_python_module=bool(is_python_module),
-        is_standalone=False,
-        implicit_headers=not no_implicit_headers,
-        error_handling=bool(with_pytorch_error_handling),
-        callers=arguments.callers(),
-    )
-    return _load(extension, build_directory, verbose, keep_intermediates)
+    return _load(arguments.of_strings(locals()), build_directory, verbose, keep_intermediates)
 
 
 def _load(extension: Extension, build_directory, verbose: bool, keep_intermediates: bool):
@@ -188,12 +149,7 @@ def _built(
 
     Raises: BuildError.
     """
-    if settings.value("LOADER_BUILD") == "never":
-        raise BuildError(
-            f"{recipe.label}: there is no build of these sources in {store.path.parent}, and "
-            "LOADER_BUILD=never forbids to compile it; unset that",
-            recipe.label,
-        )
+    engine.refuse_if_never(recipe.label, store, recipe.label, cure="")
     if error := recipe.certain_failure(inputs):
         raise error
     job = batch.build(recipe, store, Quiet())
@@ -240,9 +196,8 @@ def _placed(extension: Extension, library: Path, digest: str, build_directory) -
         final = folder / (extension.name + ("" if extension.is_standalone else ".so"))
         for source in extension.sources:
             if not source.folder:
-                stem = "main.cpp" if not source.cuda else "cuda.cu"
-                _write(folder / stem, source.content)
-        _write(final, library.read_bytes(), executable=True)
+                files.write(folder / ("cuda.cu" if source.cuda else "main.cpp"), source.content)
+        files.write(final, library.read_bytes(), 0o755)
     except OSError as error:
         raise BuildError(
             f"{extension.name}: build_directory {folder} cannot be written: {error.strerror}; "
@@ -250,13 +205,3 @@ def _placed(extension: Extension, library: Path, digest: str, build_directory) -
             extension.name,
         ) from None
     return str(final)
-
-
-def _write(path: Path, content: bytes, executable: bool = False) -> None:
-    """Give a file its content in one step, unless it has it."""
-    try:
-        if path.read_bytes() == content:
-            return
-    except FileNotFoundError:
-        pass
-    files.write(path, content, 0o755 if executable else None)

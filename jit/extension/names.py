@@ -8,16 +8,27 @@ name is ever found among them.
 import re
 from dataclasses import dataclass
 
-from ..errors.cxx import KEYWORDS, closing
+from ..errors.cxx import KEYWORDS
 
 _DEFINE = re.compile(r"^#(define|undef) (\w+)", re.MULTILINE)
+_SCOPE = re.compile(r"(?:\bnamespace\b|\benum\b(?!\s+(?:class|struct)\b))[^;{}=]*\Z|\bextern\s*\Z")
 _NOT_CODE = re.compile(r"""^#.*$|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""", re.MULTILINE)
-_TOKEN = re.compile(r"[{}();=]|[A-Za-z_]\w*")
-_BRACE = re.compile(r"[{}]")
-_TEMPLATE = re.compile(r"\s*<")
-_INITIALISERS = re.compile(r"\s*(?:noexcept\s*)?:(?!:)")
-_VALUE = re.compile(r"[^;{}]*")
-_WRAPPED = re.compile(r"\s*(?:\w+::)*[*&]*\s*(\w+)\s*\)\s*\(")  # (*handler)(int)
+
+
+def _declaring(body: re.Match) -> str:
+    """What is left of a body: all of a namespace's or an enumeration's, of others nothing."""
+    head = body.string[max(0, body.start() - 200) : body.start()]
+    return f" ; {body[1]} ; " if _SCOPE.search(head) else " ; "
+
+
+# Innermost ones, until there are none; `(*handler)(int)` declares the handler.
+_LEFT_OUT = [
+    (re.compile(r"\{([^{}]*)\}"), _declaring),
+    (re.compile(r"\((?:\s*(?:\w+::)*[*&]+\s*(\w+)\s*\)\s*\()?[^(){}]*\)"), r" \1 "),
+    (re.compile(r"<[^<>;{}]*>"), " "),
+]
+# Values, bases, initialisers of members; words that torch interns, whose names are attr::x.
+_BEHIND = re.compile(r"(?<!operator)=[^;{},]*|(?<!:):(?!:)[^;{}]*|\bSymbol\s+\w+")
 
 
 @dataclass(frozen=True)
@@ -33,62 +44,21 @@ class Names:
 
 
 def names_of(preprocessed: str) -> Names:
-    """Return the names of a text that a preprocessor made with its #define lines kept (-dD)."""
+    """Return the names of a text that a preprocessor made with its #define lines kept (-dD).
+
+    Of the text is left, from the inside outwards, what stands in namespaces alone.
+    """
     code = _NOT_CODE.sub("", preprocessed)  # there are no comments
-    return Names(macros_of(preprocessed), frozenset(_declared(code)) - KEYWORDS)
+    for pattern, instead in _LEFT_OUT:
+        found = 1
+        while found:
+            code, found = pattern.subn(instead, code)
+    code = _BEHIND.sub(" ", code)
+    words = re.findall(r"(?<!\w)[A-Za-z_]\w*", code)
+    return Names(macros_of(preprocessed), frozenset(words) - KEYWORDS)
 
 
 def macros_of(preprocessed: str) -> frozenset[str]:
     """Return the macros that are defined at the end of such a text."""
     last = {name: word for word, name in _DEFINE.findall(preprocessed)}
     return frozenset(name for name, word in last.items() if word == "define")
-
-
-def _declared(code: str) -> set[str]:
-    """The words that stand in namespaces, outside of bodies, classes and parameter lists."""
-    found: set[str] = set()
-    head: list[str] = []  # words since the last declaration ended
-    enums: list[bool] = []  # for each open brace, whether it is an enum's
-    parentheses, at = 0, 0
-    while match := _TOKEN.search(code, at):
-        token, at = match[0], match.end()
-        if token == "(":
-            if not parentheses and (wrapped := _WRAPPED.match(code, at)):
-                found.add(wrapped[1])
-            parentheses += 1
-        elif token == ")":
-            parentheses = max(0, parentheses - 1)
-            if not parentheses and _INITIALISERS.match(code, at):
-                at = _VALUE.match(code, at).end()
-        elif token == "{":
-            if "namespace" in head or head[-1:] == ["extern"]:
-                enums.append(False)
-            elif "enum" in head and not {"class", "struct"} & {*head}:
-                enums.append(True)
-            else:
-                at = _behind_body(code, at)
-            head = []
-        elif token == "}":
-            enums[-1:] = []
-            head, parentheses = [], 0
-        elif token == ";":
-            head, parentheses = [], 0
-        elif token == "=":
-            if not (parentheses or enums[-1:] == [True] or "operator" in head):
-                at = _VALUE.match(code, at).end()
-        elif token == "template" and (opened := _TEMPLATE.match(code, at)):
-            at = closing(code, opened.end(), "<", ">")
-        elif not parentheses:
-            if "Symbol" not in head:  # torch interns words such as `x`; they are named attr::x
-                found.add(token)
-            head.append(token)
-    return found
-
-
-def _behind_body(code: str, at: int) -> int:
-    """The place behind the brace that closes the one just before `at`."""
-    depth = 1
-    while depth and (match := _BRACE.search(code, at)):
-        depth += 1 if match[0] == "{" else -1
-        at = match.end()
-    return at if not depth else len(code)

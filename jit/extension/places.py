@@ -2,6 +2,7 @@
 
 import linecache
 import re
+from itertools import takewhile
 
 from ..errors.literal import label
 from .arguments import Extension
@@ -37,26 +38,23 @@ class Places:
 
     def _find(self, name: str, number: int) -> tuple[str, int] | None:
         """The file or cell that has a line of a string, and its number there."""
-        lines = self._sources[name]
-        if not 0 < number <= len(lines) or not lines[number - 1].strip():
+        lines = [line.strip() for line in self._sources[name]]
+        if not 0 < number <= len(lines) or not lines[number - 1]:
             return None
-        wanted = [line.strip() for line in lines]
-        best = None
+        *before, wanted = lines[:number]
+        at_an_end = number in (1, len(lines))  # may stand beside quotation marks
         for caller in self._callers:
             there = [line.strip() for line in linecache.getlines(caller)]
-            for at, line in enumerate(there):
-                # The first line of a string may stand behind its quotation marks.
-                if line != wanted[number - 1] and not (
-                    number in (1, len(wanted)) and wanted[number - 1] in line
-                ):
-                    continue
-                same = 0
-                while number - 2 - same >= 0 and at - 1 - same >= 0:
-                    if there[at - 1 - same] != wanted[number - 2 - same]:
-                        break
-                    same += 1
-                if best is None or same > best[0]:
-                    best = (same, label(caller), at + 1)
-            if best:
-                return best[1:]
+
+            def agreeing(at: int, there: list[str] = there) -> int:
+                pairs = zip(reversed(there[:at]), reversed(before), strict=False)
+                return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+            places = [
+                at
+                for at, line in enumerate(there)
+                if line == wanted or (at_an_end and wanted in line)
+            ]
+            if places:
+                return label(caller), max(places, key=agreeing) + 1
         return None

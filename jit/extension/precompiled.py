@@ -13,35 +13,56 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
-from ..build.locks import close_lock, open_lock
 from ..build.workshop import Workshop
+from ..cache.lock import lock_of
 from ..cache.store import file_digest
 from ..machine import files
 
 _COMPLAINT = re.compile(r"\b(?:PCH|precompiled|AST) ")
+_Compiled = tuple[Path | None, str]
 
 
 class Precompiled:
-    """A prelude for one compiler and its flags.
-
-    Attributes:
-        use: the arguments that have a compiler use it, once it is `made`.
-    """
+    """A prelude for one compiler and its flags."""
 
     def __init__(self, shop: Workshop, command: list[str], facts: list, text: str):
         self._shop, self._text = shop, text
         self._command = [*command, "-x", "c++-header"]
         digest = hashlib.sha256(json.dumps([facts, self._command, text]).encode()).hexdigest()
         self._folder = shop.folder.parent / f"inline.headers-{digest[:12]}"
-        clang = self._is_clang(command)
-        header = self._folder / "torch.h"
-        self._made = self._folder / ("torch.h.pch" if clang else "torch.h.gch")
-        self.use = ["-include-pch", str(self._made)] if clang else ["-include", str(header)]
+        self._header, self._made = self._folder / "torch.h", self._folder / "torch.h.gch"
         # Shared while in use, so that nobody removes it; alone while it is being made.
-        self._lock = open_lock(self._folder)
+        self._lock = lock_of(self._folder)
 
-    def made(self) -> bool:
+    def used(self, compile: Callable[[list[str]], _Compiled]) -> _Compiled | None:
+        """Return what `compile` returns of the arguments that use this header.
+
+        None where the compiler cannot make it, or refuses it: it was not made for its flags.
+        """
+        for _ in range(2):  # once more with a header made anew, where it proves damaged
+            if not self._is_made():
+                return None
+            sound: list[bool] = []
+            check = threading.Thread(target=lambda s=sound: s.append(self._is_sound()), daemon=True)
+            check.start()
+            done, said = compile(["-include", str(self._header)])
+            check.join()
+            if sound == [True]:
+                return None if not done and _COMPLAINT.search(said) else (done, said)
+            if done:
+                done.unlink(missing_ok=True)
+            fcntl.flock(self._lock.descriptor, fcntl.LOCK_EX)
+            if not self._is_sound():  # else another process has made it meanwhile
+                shutil.rmtree(self._folder, ignore_errors=True)
+        return None
+
+    def close(self) -> None:
+        """Let others remove it."""
+        self._lock.close()
+
+    def _is_made(self) -> bool:
         """Make it, or wait for the process that does; False where the compiler cannot."""
         fcntl.flock(self._lock.descriptor, fcntl.LOCK_SH)
         if self._recorded() is None:
@@ -53,62 +74,31 @@ class Precompiled:
             os.utime(self._folder)
         return True
 
-    def checked(self, compile: Callable[[], tuple]) -> tuple:
-        """Return what `compile` returns, and whether the header was whole meanwhile."""
-        sound: list[bool] = []
-        check = threading.Thread(target=lambda: sound.append(self._is_sound()), daemon=True)
-        check.start()
-        result = compile()
-        check.join()
-        return (*result, sound == [True])
-
-    def complains(self, said: str) -> bool:
-        """True if a compiler refused the header, not the source."""
-        return bool(_COMPLAINT.search(said))
-
-    def discard(self) -> None:
-        """Remove it, so that it is made anew."""
-        fcntl.flock(self._lock.descriptor, fcntl.LOCK_EX)
-        if not self._is_sound():  # else another process has made it meanwhile
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def close(self) -> None:
-        """Let others remove it."""
-        close_lock(self._lock)
-
     def _make(self) -> bool:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        header = self._folder / "torch.h"
-        files.write(header, self._text)
+        files.write(self._header, self._text)
         draft = self._folder / f".{os.getpid()}-{os.urandom(4).hex()}-{self._made.name}"
         try:
-            status, _ = self._shop.run([*self._command, str(header), "-o", str(draft)])
+            status, _ = self._shop.run([*self._command, str(self._header), "-o", str(draft)])
             if status:
                 return False
             digest = file_digest(draft)
             os.replace(draft, self._made)
         finally:
             draft.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self._header.with_name("torch.h.pch").symlink_to(self._made.name)  # clang's name
         files.write_record(self._folder / "made.json", digest)
         return True
 
     def _recorded(self) -> str | None:
         """The digest of the header as it was made; None where there is none."""
-        digest = files.read_record(self._folder / "made.json")
-        try:
-            whole = (self._folder / "torch.h").read_text() == self._text
-        except (OSError, ValueError):
-            whole = False
-        return digest if whole and self._made.is_file() else None
+        with contextlib.suppress(OSError, ValueError):
+            if self._header.read_text() == self._text and self._made.is_file():
+                return files.read_record(self._folder / "made.json")
+        return None
 
     def _is_sound(self) -> bool:
-        try:
+        with contextlib.suppress(OSError):
             return self._recorded() == file_digest(self._made)
-        except OSError:
-            return False
-
-    def _is_clang(self, command: list[str]) -> bool:
-        probe = self._shop.folder / "clang.cpp"
-        files.write(probe, "__clang__\n")
-        status, said = self._shop.run([*command, "-E", "-P", probe.name], note=False)
-        return status == 0 and "__clang__" not in said
+        return False

@@ -6,7 +6,7 @@ which errors lead to the next way.
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,13 +15,12 @@ from ..build.workshop import CompileError, Workshop, in_threads
 from ..errors import BuildError, cxx
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
-from .binding import binding
-from .compilers import Compilers
+from .compilers import Compilers, Task
 from .failure import could_not_be_built, no_module
 from .flags import argv, host_flags
 from .halves import LINKED_STUBS, Halves, halves
 from .inputs import manifest
-from .levels import Level, conditions, levels, torch_include
+from .levels import Level, conditions, include_lines, levels, torch_include
 from .names import Names, names_of
 from .retry import may_need_more
 
@@ -106,53 +105,24 @@ class _Making:
 
     def __init__(self, extension: Extension, compilers: Compilers, narrow: bool):
         self._extension, self._compilers, self._narrow = extension, compilers, narrow
-        self._cflags, self._cuda_cflags = argv(extension.cflags), argv(extension.cuda_cflags)
 
     def parts(self, numbered: tuple[int, Source]) -> list[Part] | CompileError:
         """Return the objects of a source, or the error that it ends with."""
         number, source = numbered
-        functions = self._extension.functions if number == 0 else None
+        extension, cuda = self._extension, source.cuda and self._extension.with_cuda
+        functions = extension.functions if number == 0 and not cuda else None
         try:
-            if source.cuda and self._extension.with_cuda:
-                return self._cuda(source)
-            return self._cpp(source, functions)
+            if cuda and self._narrow and (found := self._halves(source)):
+                return found
+            ways = self._levels(source, functions is not None, cuda)
+            if not extension.error_handling or extension.is_standalone:
+                ways = [way for way in ways if not way.own_binding]
+            given = argv(extension.cuda_cflags if cuda else extension.cflags)
+            text = f'#line 1 "{source.name}"\n{source.text}\n'
+            task = Task(source, cuda, tuple(given), text, functions)
+            return [self._made(task, ways, "cuda " if cuda else "")]
         except CompileError as error:
             return error
-
-    def _cpp(self, source: Source, functions: dict[str, str] | None) -> list[Part]:
-        extension = self._extension
-        ways = self._levels(source, functions is not None)
-        if not extension.error_handling or extension.is_standalone:
-            ways = [way for way in ways if not way.own_binding]
-        body = f'#line 1 "{source.name}"\n{source.text}\n'
-        said = ""
-        for way in self._allowed(source, ways, False, self._cflags):
-            text = body
-            if functions is not None:
-                bound = binding(functions, extension.name, way, extension.error_handling)
-                text += f'#line 1 "functions.cpp"\n{bound}'
-            done, said = self._compilers.cpp(source, way, text, self._cflags)
-            if done:
-                return [Part(done, way.name)]
-            if way is ways[-1] or not self._may_need_more(source, way, said, False, self._cflags):
-                break
-        raise CompileError(said)
-
-    def _cuda(self, source: Source) -> list[Part]:
-        """The objects of a CUDA source: of its two halves, or of the whole."""
-        if self._narrow and (found := self._halves(source)):
-            return found
-        ways, said = self._levels(source, False, cuda=True), ""
-        text = f'#line 1 "{source.name}"\n{source.text}\n'
-        for way in self._allowed(source, ways, True, self._cuda_cflags):
-            done, said = self._compilers.cuda(source, way, text)
-            if done:
-                return [Part(done, f"cuda {way.name}")]
-            if way is ways[-1] or not self._may_need_more(
-                source, way, said, True, self._cuda_cflags
-            ):
-                break
-        raise CompileError(said)
 
     def _halves(self, source: Source) -> list[Part] | None:
         """The objects of kernels and host; None where the source has to stay whole.
@@ -160,104 +130,94 @@ class _Making:
         Both are compiled at once, unless the host's object has to tell which instances of kernel
         templates it needs. Raises: CompileError where the whole could not be compiled either.
         """
-        given, split = host_flags(self._cuda_cflags), halves(source.text, source.name)
+        flags = argv(self._extension.cuda_cflags)
+        given, split = host_flags(flags), halves(source.text, source.name)
         if given is None or split is None:
             return None
         if split.templates and sum(s.cuda for s in self._extension.sources) > 1:
             return None  # whose templates of one name may differ
-        given = self._compilers.defines_of_nvcc() + given
-        if split.templates:
-            host = self._host(source, split, given)
-            device = self._device(source, split, host) if isinstance(host, Part) else None
+        given = (*self._compilers.defines_of_nvcc(), *given)
+        host = Task(source, False, given, split.host, beside=split.device)
+        device = Task(source, True, tuple(flags), split.device, beside=split.host)
+        tries = [(device, [Level("kernels", "")], ""), (host, self._levels(source, False), "host ")]
+        if not split.templates:
+            made = in_threads(lambda half: self._half(*half), tries)
         else:
-            both = [lambda: self._device(source, split), lambda: self._host(source, split, given)]
-            device, host = in_threads(lambda half: half(), both)
-        if isinstance(host, Part) and isinstance(device, Part):
-            return [device, host]
-        hopeless = [str(made) for made in (device, host) if isinstance(made, CompileError)]
+            made = [None, self._half(*tries[1])]
+            text = isinstance(made[1], Part) and self._with_instances(split, made[1])
+            if text:
+                device = replace(device, given=(*flags, *LINKED_STUBS), text=text)
+                made[0] = self._half(device, *tries[0][1:])
+        hopeless = [str(half) for half in made if isinstance(half, CompileError)]
+        if all(isinstance(half, Part) for half in made):
+            return made
         if hopeless:
             raise CompileError("\n".join(hopeless))
         return None
 
-    def _host(self, source: Source, split: Halves, given: list[str]) -> Part | CompileError | None:
-        """The host's object; the error if the whole has it too, or None if it might do."""
-        ways = self._levels(source, False)
-        for way in self._allowed(source, ways, False, given):
-            done, said = self._compilers.cpp(source, way, split.host, given)
-            if done:
-                return Part(done, f"host {way.name}")
-            if not self._may_need_more(source, way, said, False, given, split.host, split.device):
-                return CompileError(said)
-        return None
-
-    def _device(
-        self, source: Source, split: Halves, host: Part | None = None
-    ) -> Part | CompileError | None:
-        """The kernels' object; the error if the whole has it too, or None if it might do."""
-        text, more = split.device, ()
-        if host:
-            lacking = self._compilers.undefined(host.path)
-            text = split.with_instances(cxx.demangled("\n".join(lacking)).split("\n"))
-            more = tuple(LINKED_STUBS)
-            if text is None or not lacking:
-                return None
-        way = Level("kernels", "")
-        done, said = self._compilers.cuda(source, way, text, more)
-        if done:
-            return Part(done, way.name)
-        flags = self._cuda_cflags
-        if self._may_need_more(source, way, said, True, flags, split.device, split.host):
+    def _with_instances(self, split: Halves, host: Part) -> str | None:
+        lacking = self._compilers.undefined(host.path)
+        if not lacking:
             return None
-        return CompileError(said)
+        return split.with_instances(cxx.demangled("\n".join(lacking)).split("\n"))
+
+    def _half(self, task: Task, ways: list[Level], label: str) -> Part | CompileError | None:
+        """A half's object; the error if the whole has it too, or None if it might do."""
+        try:
+            return self._made(task, ways, label)
+        except CompileError as error:
+            return error
+
+    def _made(self, task: Task, ways: list[Level], label: str) -> Part | None:
+        """The object made in the first way that compiles; None where the whole of a half may.
+
+        Raises: CompileError.
+        """
+        for way in ways:
+            if way is not ways[-1] and not self._same_conditions(task, way):
+                continue
+            done, said = self._compilers.compile(task, way)
+            if done:
+                return Part(done, f"{label}{way.name}")
+            last = way is ways[-1] and not task.beside
+            if last or not self._may_need_more(task, way, said):
+                raise CompileError(said)
+        return None
 
     def _levels(self, source: Source, functions: bool, cuda: bool = False) -> list[Level]:
         implicit = self._extension.implicit_headers
         ways = levels(source.text, functions, implicit, torch_include(), cuda)
         return ways if self._narrow else ways[-1:]
 
-    def _allowed(self, source: Source, ways: list[Level], cuda: bool, given: list[str]):
-        """Yield the ways in which the preprocessor's conditions come out as in the last."""
-        asked = conditions(source.text)
-        for way in ways:
-            if way is ways[-1] or not asked or self._same(asked, source, way, cuda, given):
-                yield way
-
-    def _same(self, asked: set[str], source, way, cuda: bool, given: list[str]) -> bool:
+    def _same_conditions(self, task: Task, way: Level) -> bool:
+        """True if the preprocessor's conditions come out in this way as in torch's own."""
+        asked = conditions(task.source.text)
+        if not asked:
+            return True
+        text = include_lines(task.bracketed)
         try:
-            headers = _bracketed(source)
-            text = "".join(f"#include <{name}>\n" for name in headers)
-            wide = self._compilers.wide(cuda, headers, given).macros
-            here = self._compilers.macros(source, way, cuda, given, text)
-            return asked & wide == asked & here
+            wide = self._compilers.wide(replace(task, beside="")).macros
+            return asked & wide == asked & self._compilers.macros(task, way, text)
         except LookupError:
             return False
 
-    def _may_need_more(
-        self, source: Source, way: Level, said: str, cuda: bool, given: list[str],
-        half: str = "", other_half: str = "",
-    ) -> bool:  # fmt: skip
+    def _may_need_more(self, task: Task, way: Level, said: str) -> bool:
         """True if what a compiler said may be mended by a wider way, as far as can be told.
 
         What it said of one half may be mended by nvcc, which sees both.
         """
-        whole, text = cuda or bool(half), half or source.text
-        flags = self._cuda_cflags if whole else given
-        beside = names_of(cxx.blanked(other_half)).declared
+        text = task.text if task.beside else task.source.text
+        beside = names_of(cxx.blanked(task.beside)).declared
 
         def wide() -> Names:
-            found = self._compilers.wide(whole, _bracketed(source), flags)
+            found = self._compilers.wide(task)
             return Names(found.macros, found.declared | beside)
 
         def macros() -> Collection[str]:
-            return self._compilers.macros(source, way, cuda, given, text)
+            return self._compilers.macros(task, way, text)
 
         words = cxx.identifiers(cxx.blanked(text))
         try:
-            return may_need_more(said, (source.name, "functions.cpp"), words, wide, macros)
+            return may_need_more(said, (task.source.name, "functions.cpp"), words, wide, macros)
         except LookupError:
             return True
-
-
-def _bracketed(source: Source) -> list[str]:
-    """The headers that a source includes as <name>."""
-    return [header.name for header in cxx.includes(source.text) if not header.quoted]

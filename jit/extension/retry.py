@@ -58,34 +58,39 @@ def may_need_more(
     wide: Callable[[], Names],
     macros: Callable[[], Collection[str]],
 ) -> bool:
-    """Return False only if no larger header can mend what a compiler said.
+    """Return False only if no larger header can mend what a compiler said, `said`.
 
-    Args:
-        said: all that it printed.
-        own_files: as it calls the caller's text; an error elsewhere is no proof of anything.
-        words: identifiers of the caller's text.
-        wide: gives the names that the largest headers have.
-        macros: gives the macros that the headers of this try have.
+    An error outside of `own_files`, the names of the caller's text, is no proof of anything.
+    `words` are that text's identifiers; `wide` gives the names that the largest headers have,
+    `macros` the macros that the headers of this try have.
     """
     found, lines = False, said.splitlines()
     for at, line in enumerate(lines):
-        error = _ERROR.match(line)
-        if not error:
-            if _TOOL.match(line):
-                found = True
-            elif re.match(r"\S*[^\s:]+: (?:fatal )?error\b", line):
+        if error := _ERROR.match(line):
+            found = True
+            if error["file"] not in own_files:
                 return True
-            continue
-        found = True
-        if error["file"] not in own_files:
-            return True
-        if _mendable(error["text"], lines[at + 1 :], own_files, words, wide, macros):
+            if _again(error["text"], lines[at + 1 :], own_files):
+                continue
+            if _mendable(error["text"], words, wide, macros):
+                return True
+        elif _TOOL.match(line):
+            found = True
+        elif re.match(r"\S*[^\s:]+: (?:fatal )?error\b", line):
             return True
     return not found
 
 
-def _mendable(text, after, own_files, words, wide, macros) -> bool:
-    """True if more headers may mend one error in the caller's text; `after` are later lines."""
+def _again(text: str, after: list[str], own_files: Collection[str]) -> bool:
+    """True if an error is that the caller's text defines something twice."""
+    if "redefinition" not in text and "previous" not in text:
+        return False
+    earlier = next((m for m in map(_EARLIER.match, after) if m), None)
+    return bool(earlier and earlier["file"] in own_files)
+
+
+def _mendable(text: str, words, wide, macros) -> bool:
+    """True if more headers may mend one error in the caller's text."""
     if _OVERLOADED.search(text):
         return False  # more headers bring no fewer functions of a name
     if "octet_binding" in text:
@@ -94,28 +99,13 @@ def _mendable(text, after, own_files, words, wide, macros) -> bool:
         return name in wide()
     if name := _first(_MEMBER, text):
         return name in wide().macros
-    if (call := _first(_CALL, text)) is not None:
-        return _call_may_be_mended(call, text, wide)
-    if "redefinition" in text or "previous" in text:
-        earlier = next((m for m in map(_EARLIER.match, after) if m), None)
-        if earlier and earlier["file"] in own_files:
-            return False
-    if _NAMELESS.search(text):
-        return True
-    return bool({*words} & wide().macros - {*macros()})
-
-
-def _call_may_be_mended(call: str, text: str, wide: Callable[[], Names]) -> bool:
-    """True if larger headers may have the function of a call: no method, none of the caller's.
-
-    Tensors are whole wherever they are named, but for what their methods named `index` take.
-    """
-    name = re.search(r"(\w+)\s*(?:<.*>)?$", call)
-    if not name:
-        return True
-    if re.match(r"(?:at|torch)::Tensor(?:Base)?::", call):
-        return name[1].startswith("index") or "brace-enclosed" in text
-    return name[1] in wide()
+    if call := _first(_CALL, text):
+        name = re.search(r"(\w+)\s*(?:<.*>)?$", call)
+        if name and re.match(r"(?:at|torch)::Tensor(?:Base)?::", call):
+            # Tensors are whole wherever they are named, but for what these methods take.
+            return name[1].startswith("index") or "brace-enclosed" in text
+        return not name or name[1] in wide()
+    return bool(_NAMELESS.search(text)) or bool({*words} & wide().macros - {*macros()})
 
 
 def _first(patterns: list[str], text: str) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ..errors import BuildError
-from ..machine import toolchain
+from ..machine import gpus
 from ..machine.sources import listed
 from ..operators.session import Session
 from .python_side import stamp, texts_of
@@ -35,22 +35,22 @@ _DOES_NOT_LOAD = re.compile(
 
 
 class Attempt:
-    """A task being done; `ended` once it can be taken in.
+    """A task being done, of which nobody waits for one `behind`; `ended` once it can be taken in.
 
     Attributes:
         edit: what became of it so far.
         state: of the files that were built and tried.
-        behind: True if it was begun as one that nobody waits for.
         interrupted: True where a Ctrl-C came meanwhile, which may have ended the compiler too.
         stale: True where the files changed meanwhile, or the operator was first used.
         error: what went wrong that is no matter of the edit.
     """
 
-    def __init__(self, task: Task, trials: Trials, force: bool, limit: float):
+    def __init__(self, task: Task, trials: Trials, force: bool, limit: float, behind: bool):
         self.task, self.state = task, task.state
         self.operator: Operator = task.operator
         self.edit = Edit(self.operator.name, named(task), before=self.operator.versions[-1])
-        self.ended = self.behind = self.interrupted = self.stale = False
+        self.ended = self.interrupted = self.stale = False
+        self.behind = behind
         self.error: Exception | None = None
         self._trials, self._force, self._limit = trials, force, limit
         self._claim = threading.Lock()
@@ -59,15 +59,8 @@ class Attempt:
         self._was_in_use = self.operator.in_use
         self._keeping: threading.Thread | None = None
 
-    def start(self, then: Callable[[], None]) -> None:
-        """Do it in a thread, unless somebody does already; `then` is called at the end."""
-        thread = threading.Thread(
-            target=self.run, args=(then,), name=f"loader takes in {self.operator.name}"
-        )
-        thread.start()
-
     def run(self, then: Callable[[], None]) -> None:
-        """Do it here, unless somebody does already."""
+        """Do it, unless somebody does already; `then` is called at the end."""
         if not self._claim.acquire(blocking=False):
             return
         begun = time.perf_counter()
@@ -129,7 +122,7 @@ class Attempt:
         if task.left_out:
             edit.notes.append(f"{', '.join(task.left_out)}: {how_to_compile(session)}")
         devices = _devices(session, edit.files)
-        trial = self._trials.prepare(name, session.root, "cuda" in devices)
+        trial = self._trials.prepare(session, name, devices)
         timing, rebuilt = self._try_before(devices) if task.compile else None, None
         try:
             self._texts = texts_of(session.root, task.state.python)
@@ -164,7 +157,7 @@ class Attempt:
     def _try(self, trial: Trial, devices: list[str]) -> None:
         edit, rebuilt = self.edit, self.edit.rebuilt
         library = rebuilt.swap if rebuilt else _library_in_use(self.operator)
-        verdict = trial.run(library, bool(rebuilt), devices, self._limit, timed="cuda" in devices)
+        verdict = trial.run(library, bool(rebuilt), self._limit, timed="cuda" in devices)
         edit.verdict = verdict
         if verdict.outcome not in ("right", "untried") and not self._force:
             edit.outcome, edit.text = "refused", verdict.text
@@ -184,12 +177,20 @@ class Attempt:
 
         The first use of that one loads it from there.
         """
-        operator, edit = self.operator, self.edit
-        self._keeping = threading.Thread(
-            target=_keep,
-            args=(operator.session, edit.unit, edit.files, rebuilt),
-            name=f"loader keeps {edit.unit}",
-        )
+        session, edit = self.operator.session, self.edit
+
+        def keep() -> None:
+            facts = {"why": [f"{path} edited" for path in edit.files], "root": str(session.root)}
+            try:
+                rebuilt.keep(session.store, seconds={"compile": rebuilt.seconds}, **facts)
+            except (BuildError, OSError) as error:
+                print(
+                    f"loader: the edit of {edit.unit} could not be put into the cache, so the next "
+                    f"process builds it again: {error}",
+                    file=sys.stderr,
+                )
+
+        self._keeping = threading.Thread(target=keep, name=f"loader keeps {edit.unit}")
         self._keeping.start()
         if not self._was_in_use:
             self._keeping.join()
@@ -204,8 +205,8 @@ class Attempt:
         def measure():
             with contextlib.suppress(BuildError, KeyError):  # not built before: nothing to time
                 library = _library_in_use(operator)
-                trial = self._trials.prepare(operator.name, operator.session.root, timed)
-                verdict = trial.run(library, False, devices, TIME_LIMIT, timed=timed)
+                trial = self._trials.prepare(operator.session, operator.name, devices)
+                verdict = trial.run(library, False, TIME_LIMIT, timed=timed)
                 version.microseconds = verdict.microseconds
                 version.difference = verdict.difference
                 trial.cancel()
@@ -251,19 +252,6 @@ def how_to_compile(session: Session) -> str:
     )
 
 
-def _keep(session: Session, name: str, files: list[str], rebuilt: Rebuilt) -> None:
-    facts = {"why": [f"{path} edited" for path in files], "root": str(session.root)}
-    facts["seconds"] = {"compile": rebuilt.seconds}
-    try:
-        rebuilt.keep(session.store, **facts)
-    except (BuildError, OSError) as error:
-        print(
-            f"loader: the edit of {name} could not be put into the cache, so the next process "
-            f"builds it again: {error}",
-            file=sys.stderr,
-        )
-
-
 def _about_gone(operator: Operator, task: Task) -> list[str]:
     """Return a line on the files that are gone, and where they may have gone to."""
     if not task.state.gone:
@@ -280,7 +268,7 @@ def _about_gone(operator: Operator, task: Task) -> list[str]:
 
 def _devices(session: Session, files: list[str]) -> list[str]:
     """Return where an edit of these files is to be tried."""
-    if not (toolchain.has_gpu() and session.toolchain.architectures):
+    if not (gpus.devices() and session.toolchain.architectures):
         return ["cpu"]
     if files and all(file.endswith("_cpu.cpp") for file in files):
         return ["cpu"]

@@ -5,164 +5,213 @@ What is compared: `X(*arguments)`, its gradients and their derivatives with thos
 and for two that are made of these: one with other strides, one without elements. Beside each runs
 the fake kernel. By how much an element may differ, rounding.py finds out; torch.testing has one
 tolerance for all elements of a tensor, which hides what is wrong in the small ones.
+
+What reference and fake kernel say does not depend on the library: it is found out while the
+compiler runs.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .evaluate import Arriving, evaluate
 from .guard import Guard
-from .rounding import EXACT, LEVELS, UNIT, Level, Rounding
+from .rounding import EXACT, LEVELS, UNIT, Level, Rounding, apart, differs, same, share
 from .trial import Verdict
-from .variants import differs_from_fake, emptied, spread
+from .variants import emptied, of_fakes, spread, unlike
 
-_ROUNDINGS = 4  # of a result in its own dtype: what 16-bit derivatives take in several steps
-_SLACK = 4  # times what rounding did to the reference: other formulas, other orders of sums
+_USUAL = 2  # runs of a rounded reference that most kernels need
 
 
 class Wrong(Exception):
     """An operator does not do what its reference does; the text says how."""
 
 
-@dataclass
-class Findings:
-    """What was seen on the way.
+class Comparison:
+    """An operator beside its reference, with all samples on some devices.
 
-    Attributes:
-        alive: called now and then, to say that the trial goes on.
-        difference: the largest by dtype, as a share of the largest value.
-        notes: what could not be compared, and why.
+    `alive` is called now and then, to say that it goes on.
     """
 
-    alive: Callable[[], None]
-    difference: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    def __init__(
+        self, module, unit: str, devices: list[str], alive: Callable[[], None] = lambda: None
+    ):
+        self.alive, self.unit = alive, unit
+        self.operator = getattr(module, unit)
+        self.reference = getattr(module, f"{unit}_reference", None)
+        self.difference: dict[str, float] = {}
+        self.notes: list[str] = []
+        self._module, self._devices = module, devices
+        self._samples: dict[str, list[Sample]] = {}
+        self._guards = {device: Guard(device == "cpu") for device in devices}
+
+    def prepare(self, stop: Callable[[], bool]) -> None:
+        """Find out what can be known before the library is there, until `stop()`."""
+        for device in self._devices if self._missing() is None else ():
+            with self._guards[device]:
+                for sample in self._on(device):
+                    if stop():
+                        return
+                    with contextlib.suppress(Exception):  # it comes again, with the library
+                        sample.prepare()
+
+    def verdict(self) -> Verdict:
+        """Try the operator on all samples."""
+        if missing := self._missing():
+            return Verdict("untried", f"nothing to compare: its ops/*.py has no {missing}")
+        try:
+            for device in self._devices:
+                with self._guards[device] as guard:
+                    for sample in self._on(device):
+                        sample.check()
+                    if outside := guard.outside():
+                        raise Wrong(f"on {device} it {outside}")
+        except Wrong as error:
+            return Verdict("wrong", str(error), self.difference, self.notes)
+        return Verdict("right", "", self.difference, self.notes)
 
     def note(self, text: str) -> None:
         """Keep a text, once."""
         if text not in self.notes:
             self.notes.append(text)
 
+    def _missing(self) -> str | None:
+        if self.reference is None:
+            return f"{self.unit}_reference"
+        return None if hasattr(self._module, "samples") else "samples(device)"
 
-def compare(
-    module, unit: str, devices: list[str], alive: Callable[[], None] = lambda: None
-) -> Verdict:
-    """Return how an operator does beside its reference on each device; `alive()` while it runs."""
-    operator = getattr(module, unit)
-    reference = getattr(module, f"{unit}_reference", None)
-    if not hasattr(module, "samples") or reference is None:
-        missing = "samples(device)" if reference else f"{unit}_reference"
-        return Verdict("untried", f"nothing to compare: its ops/*.py has no {missing}")
-    findings = Findings(alive)
-    try:
-        for device in devices:
-            with Guard(device == "cpu") as guard:
-                _on(device, module, unit, (operator, reference), guard, findings)
-                if outside := guard.outside():
-                    raise Wrong(f"on {device} it {outside}")
-    except Wrong as error:
-        return Verdict("wrong", str(error), findings.difference, findings.notes)
-    return Verdict("right", "", findings.difference, findings.notes)
+    def _on(self, device: str) -> "list[Sample]":
+        """Return the samples of a device, which is guarded, and those made of the smallest."""
+        if device not in self._samples:
+            guard = self._guards[device]
+            samples = [
+                Sample(self, guard, f"sample {i} on {device}", arguments)
+                for i, arguments in enumerate(self._yielded(device))
+            ]
+            least = min(samples, key=lambda sample: sample.rank)
+            other = tuple(spread(x) if isinstance(x, Tensor) else x for x in least.arguments)
+            samples.append(Sample(self, guard, f"{least.name} with other strides", other, True))
+            for arguments in emptied(least.arguments):
+                sample = Sample(self, guard, f"{least.name} emptied", arguments, True, twice=False)
+                if sample.has_reference():
+                    samples.append(sample)
+                    break
+            self._samples[device] = samples
+        return self._samples[device]
 
-
-def _on(device: str, module, unit: str, functions: tuple, guard: Guard, findings: Findings) -> None:
-    """Try all samples of a device; Wrong where one differs."""
-    operator, reference = functions
-    smallest: Sample | None = None
-    for i, arguments in enumerate(_samples(module, unit, operator, device)):
-        sample = Sample(f"sample {i} on {device}", arguments, reference, guard)
-        sample.check(operator, unit, findings)
-        if smallest is None or sample.rank < smallest.rank:
-            smallest = sample
-    if smallest:
-        smallest.check_spread(operator, unit, findings)
-        smallest.check_emptied(operator, unit, findings)
-
-
-def _samples(module, unit: str, operator: Callable, device: str) -> Iterator[tuple]:
-    """What `samples(device)` yields, if that is what the operator takes."""
-    call, count = f"samples({device!r}) of ops/{unit}.py", 0
-    for i, arguments in enumerate(module.samples(device)):
-        if not isinstance(arguments, (tuple, list)):
-            got = type(arguments).__name__
-            raise Wrong(f"{call}: sample {i} must be a tuple of arguments, got a {got}")
-        try:
-            inspect.signature(operator).bind(*arguments)
-        except TypeError as error:
-            raise Wrong(f"{call}: sample {i} does not fit {unit}(): {error}") from None
-        count += 1
-        yield tuple(arguments)
-    if not count:
-        raise Wrong(f"{call} yields nothing, so there is nothing to try an edit on")
+    def _yielded(self, device: str) -> Iterator[tuple]:
+        """Yield what `samples(device)` does, if that is what the operator takes."""
+        call, count = f"samples({device!r}) of ops/{self.unit}.py", 0
+        for i, arguments in enumerate(self._module.samples(device)):
+            if not isinstance(arguments, (tuple, list)):
+                got = type(arguments).__name__
+                raise Wrong(f"{call}: sample {i} must be a tuple of arguments, got a {got}")
+            try:
+                inspect.signature(self.operator).bind(*arguments)
+            except TypeError as error:
+                raise Wrong(f"{call}: sample {i} does not fit {self.unit}(): {error}") from None
+            count += 1
+            yield tuple(arguments)
+        if not count:
+            raise Wrong(f"{call} yields nothing, so there is nothing to try an edit on")
 
 
 class Sample:
-    """Arguments of an operator, and what the reference says that they give."""
+    """Arguments of an operator, and what its reference and its fake kernel say that they give.
 
-    def __init__(self, name: str, arguments: tuple, reference: Callable, guard: Guard):
+    `optional`: the operator may refuse them, with an error.
+    """
+
+    def __init__(
+        self,
+        of: Comparison,
+        guard: Guard,
+        name: str,
+        arguments: tuple,
+        optional: bool = False,
+        twice: bool = True,
+    ):
         self.name, self.arguments = name, arguments
-        self._reference, self._guard = reference, guard
+        self._of, self._guard, self._optional = of, guard, optional
         self._arriving = Arriving()
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
-        dtypes = [x.dtype for x in tensors if x.is_floating_point()]
+        self._known_for: tuple | None = None
+        self._tensors = [x for x in arguments if isinstance(x, Tensor)]
+        dtypes = [x.dtype for x in self._tensors if x.is_floating_point()]
         # The coarsest decides in what its operator computes; integers are rounded from float32.
-        self.narrowest = max(dtypes, key=lambda t: torch.finfo(t).eps, default=torch.float32)
-        self._twice = self.narrowest.itemsize >= 4
+        self._narrowest = max(dtypes, key=lambda t: torch.finfo(t).eps, default=torch.float32)
+        self._twice = twice and self._narrowest.itemsize >= 4
         # The smallest is made others of, of those that are compared most closely.
-        self.rank = not self._twice, sum(x.numel() for x in tensors)
+        self.rank = not self._twice, sum(x.numel() for x in self._tensors)
 
-    def check(self, operator: Callable, unit: str, findings: Findings) -> None:
-        """Compare results, derivatives and fakes; Wrong where one differs."""
-        ours = self._run(operator, self.arguments, findings)
+    def has_reference(self) -> bool:
+        """Return True if the reference takes these arguments."""
         with self._guard.off():
-            self._expected, self._moved = self._by_reference(EXACT), {}
-        self._levels, self._runs = iter(LEVELS), 0
-        self._judge(ours, self.name, findings)
-        if text := differs_from_fake(operator, unit, self.arguments, self._arriving, ours):
+            try:
+                self._of.reference(*self.arguments)
+            except Exception:  # whatever it does with a shape that it does not take
+                return False
+        return True
+
+    def prepare(self) -> None:
+        """Find out what can be known before there is a library."""
+        self._of.alive()
+        self._ask_fakes(self._twice)
+        if isinstance(self._fakes, dict):
+            self._ask_reference()
+            for _ in range(_USUAL):
+                self._of.alive()
+                self._widen()
+
+    def check(self) -> None:
+        """Compare results, derivatives and fakes; Wrong where one differs."""
+        try:
+            self._check()
+        except Wrong:
+            raise
+        except Exception as error:
+            if not self._optional:
+                raise
+            self._of.note(f"{self.name} was refused by it: {_first_line(error)}")
+
+    def _check(self) -> None:
+        ours = self._run()
+        if not self._knows():
+            self._ask_reference()
+            asked = {**self._arriving.asked}
+            self._ask_fakes(False)
+            self._arriving.asked = asked
+        self._judge(ours)
+        text = self._fakes if isinstance(self._fakes, str) else unlike(self._fakes or {}, ours)
+        if text:
             raise Wrong(f"{self.name}: {text}")
 
-    def check_spread(self, operator: Callable, unit: str, findings: Findings) -> None:
-        """The same numbers in tensors of other strides."""
-        arguments = tuple(spread(x) if isinstance(x, Tensor) else x for x in self.arguments)
-        name = f"{self.name} with other strides"
-        try:
-            ours = self._run(operator, arguments, findings)
-        except Exception as error:  # it takes no others, and says so
-            findings.note(f"{name} was refused by it: {_first_line(error)}")
-            return
-        self._judge(ours, name, findings)
-        if text := differs_from_fake(operator, unit, arguments, self._arriving, ours):
-            raise Wrong(f"{name}: {text}")
+    def _knows(self) -> bool:
+        """Return True if what is known is what reference and fakes would say now."""
+        if self._known_for != (self._arriving.asked, self._twice):
+            return False
+        with self._guard.off():
+            pairs = zip(self._tensors, self._seen, strict=True)
+            return all(bool(same(x, seen).all()) for x, seen in pairs)
 
-    def check_emptied(self, operator: Callable, unit: str, findings: Findings) -> None:
-        """The same without elements, if the reference has a result for that."""
-        for arguments in emptied(self.arguments):
-            sample = Sample(f"{self.name} emptied", arguments, self._reference, self._guard)
-            sample._twice = False
-            with self._guard.off():
-                try:
-                    self._reference(*arguments)
-                except Exception:  # whatever it does with a shape that it does not take
-                    continue
-            try:
-                sample.check(operator, unit, findings)
-            except Wrong:
-                raise
-            except Exception as error:
-                findings.note(f"{sample.name} was refused by it: {_first_line(error)}")
-            return
+    def _ask_fakes(self, twice: bool) -> None:
+        """Have the fake kernel say what it gives; `twice` notes what second derivatives ask for."""
+        of, arriving = self._of, self._arriving
+        arriving.asked = {}
+        found = of_fakes(of.operator, of.unit, self.arguments, arriving, twice)
+        if isinstance(found, dict):
+            found = {n: x for n, x in found.items() if not n.startswith("the second")}
+        self._fakes = found
 
-    def _run(self, operator: Callable, arguments: tuple, findings: Findings) -> dict:
-        """What the operator gives; twice differentiated where that can be."""
-        findings.alive()
+    def _run(self) -> dict:
+        """Return what the operator gives; twice differentiated where that can be."""
+        self._of.alive()
         if self._twice:
+            self._arriving.asked = {}
             try:
-                found = evaluate(operator, arguments, self._arriving, make=True, twice=True)
+                found = self._evaluate(True)
             except (RuntimeError, NotImplementedError) as error:
                 self._twice, text = False, _first_line(error)
             else:
@@ -171,24 +220,32 @@ class Sample:
                     return found
                 self._twice, text = False, "its gradients have none"
                 found = {n: x for n, x in found.items() if not n.startswith("the second")}
-            findings.note(f"second derivatives were not compared: {text}")
-        return evaluate(operator, arguments, self._arriving, make=True)
+            self._of.note(f"second derivatives were not compared: {text}")
+        self._arriving.asked = {}
+        return self._evaluate(False)
+
+    def _evaluate(self, twice: bool) -> dict:
+        return evaluate(self._of.operator, self.arguments, self._arriving.make, twice)
+
+    def _ask_reference(self) -> None:
+        """Run the reference on the arguments as they are now."""
+        self._arriving.made()
+        with self._guard.off():
+            self._seen = [x.clone() for x in self._tensors]
+            self._expected, self._moved = self._by_reference(EXACT), {}
+        self._levels, self._runs = iter(LEVELS), 0
+        self._known_for = {**self._arriving.asked}, self._twice
 
     def _by_reference(self, level: Level) -> dict:
-        """What the reference gives in float64, rounded as `level` says."""
-        mode = Rounding(level)
+        """Return what the reference gives in float64, rounded as `level` says."""
+        mode, arriving = Rounding(level), self._arriving
         arguments = tuple(
             mode.off(x) if isinstance(x, Tensor) and x.is_floating_point() else x
             for x in self.arguments
         )
         with mode:
-            return evaluate(
-                self._reference,
-                arguments,
-                self._arriving,
-                twice=self._twice,
-                blurred=level.units > 0,
-            )
+            arrives = arriving.blurred if level.units else arriving.exact
+            return evaluate(self._of.reference, arguments, arrives, self._twice)
 
     def _widen(self) -> bool:
         """Run the reference rounded once more; False where that was done in all ways."""
@@ -196,18 +253,19 @@ class Sample:
         if level is None:
             return False
         self._runs += 1
-        share = torch.finfo(torch.float64).eps / 2 / UNIT if self.narrowest.itemsize == 8 else 1
-        for name, x in self._by_reference(level).items():
-            exact = self._expected[name]
-            if isinstance(x, Tensor) and isinstance(exact, Tensor):
-                moved = _apart(x.double(), exact.double())
-                moved = moved * share if x.is_floating_point() else moved
-                known = self._moved.get(name)
-                self._moved[name] = moved if known is None else torch.maximum(known, moved)
+        share = torch.finfo(torch.float64).eps / 2 / UNIT if self._narrowest.itemsize == 8 else 1
+        with self._guard.off():
+            for name, x in self._by_reference(level).items():
+                exact = self._expected[name]
+                if isinstance(x, Tensor) and isinstance(exact, Tensor):
+                    moved = apart(x.double(), exact.double())
+                    moved = moved * share if x.is_floating_point() else moved
+                    known = self._moved.get(name)
+                    self._moved[name] = moved if known is None else torch.maximum(known, moved)
         return True
 
-    def _judge(self, ours: dict, name: str, findings: Findings) -> None:
-        """Wrong, with a text that says what and where, if a result is not as it should be."""
+    def _judge(self, ours: dict) -> None:
+        """Raise Wrong, with a text that says what and where, if a result is not as it should be."""
         worst = 0.0
         for result, got_ in ours.items():
             got, expected = got_, self._expected.get(result)
@@ -220,73 +278,20 @@ class Sample:
             if not isinstance(got, Tensor) or not isinstance(expected, Tensor):
                 if got is not expected and got != expected:
                     which = "missing" if got is None else "none of the reference's"
-                    raise Wrong(f"{name}: {result} is {which}")
+                    raise Wrong(f"{self.name}: {result} is {which}")
                 continue
             if got.shape != expected.shape:
                 shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
-                raise Wrong(f"{name}: {result} has shape {shapes}")
+                raise Wrong(f"{self.name}: {result} has shape {shapes}")
             with self._guard.off():
-                while (found := _differs(got, expected, self._moved.get(result))).count:
-                    findings.alive()
+                while (found := differs(got, expected, self._moved.get(result))).count:
+                    self._of.alive()
                     hopeless = self._runs >= 3 and found.hopeless
                     if hopeless or not self._widen():
-                        raise Wrong(f"{name}: {result} {found.text}")
-                worst = max(worst, _share(got, expected))
-        dtype = str(self.narrowest).removeprefix("torch.")
-        findings.difference[dtype] = max(findings.difference.get(dtype, 0.0), worst)
-
-
-def _apart(a: Tensor, b: Tensor) -> Tensor:
-    """How far two tensors are apart, element by element; 0 where both are the same or NaN."""
-    same = (a == b) | (a.isnan() & b.isnan())
-    return torch.where(same, 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)
-
-
-def _allowed(got: Tensor, expected: Tensor, moved: Tensor | None) -> Tensor:
-    """By how much each element may differ; `moved`: what rounding did to the reference's."""
-    if not got.is_floating_point():
-        return torch.zeros_like(expected) if moved is None else moved
-    kind = torch.finfo(got.dtype)
-    least = kind.tiny * (1 if got.dtype.itemsize > 2 else kind.eps)
-    own = _ROUNDINGS * kind.eps * expected.nan_to_num(0, 0, 0).abs() + least
-    return own if moved is None else own + _SLACK * moved
-
-
-class Difference(NamedTuple):
-    """At how many places a result is not as it should be; hopeless if by far and at many."""
-
-    count: int
-    hopeless: bool = False
-    text: str = ""
-
-
-def _differs(got: Tensor, expected: Tensor, moved: Tensor | None) -> Difference:
-    """Compare a result with the reference's, which rounding has `moved`."""
-    expected = expected.double().to(got.device)
-    numbers = got.double()
-    apart = torch.where(expected.to(got.dtype) == got, 0.0, _apart(numbers, expected))
-    allowed = _allowed(got, expected, moved)
-    wrong = (apart > allowed) | (numbers.isnan() & ~expected.isnan() & allowed.isfinite())
-    count = int(wrong.sum())
-    if not count:
-        return Difference(0)
-    at = torch.unravel_index(torch.where(wrong, apart, -1.0).argmax(), apart.shape)
-    at = tuple(int(index) for index in at)
-    text = (
-        f"differs from the reference at {count} of {got.numel()} places, by most at {at}: "
-        f"{float(numbers[at]):.9g}, expected {float(expected[at]):.9g}, which rounding changes by "
-        f"no more than {float(allowed[at]):.1e}"
-    )
-    return Difference(count, int((apart > 16 * allowed).sum()) > 0.01 * got.numel(), text)
-
-
-def _share(got: Tensor, expected: Tensor) -> float:
-    """The largest difference as a share of the largest value."""
-    if not got.numel():
-        return 0.0
-    expected = expected.double().to(got.device)
-    scale = max(1e-30, float(expected.nan_to_num(0, 0, 0).abs().max()))
-    return min(float(_apart(got.double(), expected).max()) / scale, 1e30)
+                        raise Wrong(f"{self.name}: {result} {found.text}")
+                worst = max(worst, share(got, expected))
+        dtype = str(self._narrowest).removeprefix("torch.")
+        self._of.difference[dtype] = max(self._of.difference.get(dtype, 0.0), worst)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,6 @@
 """What a function gives, and its derivatives, by name: of an operator, its reference, its fake."""
 
 from collections.abc import Callable
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -11,57 +10,68 @@ class Arriving:
     """The gradients that arrive at the results of a function, the same for all that are compared.
 
     They are made for the operator, in its dtypes; its reference gets the same.
+
+    Attributes:
+        asked: shape, dtype and device of what they were asked for, by name.
     """
 
     def __init__(self):
+        self.asked: dict[str, tuple] = {}
         self._generator = torch.Generator().manual_seed(1)
-        self._made: dict[str, Tensor] = {}
-        self._empty = False
+        self._made: dict[str, tuple[tuple, Tensor]] = {}
 
-    def make(self, name: str, x: Tensor) -> None:
-        """Have one arrive at `x`, unless it is there."""
-        if name not in self._made:
-            noise = torch.randn(x.shape, generator=self._generator, dtype=torch.float64)
-            self._made[name] = noise.to(x)
+    def note(self, name: str, x: Tensor) -> Tensor:
+        """Return one for a tensor without data."""
+        self.asked[name] = x.shape, x.dtype, x.device
+        return x.new_empty(x.shape)
 
-    def without_data(self) -> "Arriving":
-        """The same for tensors that hold no data."""
-        other = copy(self)
-        other._empty = True
-        return other
+    def made(self) -> None:
+        """Make all that were asked for: the reference, which computes in float64, could not."""
+        for name in self.asked:
+            self._one(name)
 
-    def at(self, name: str, like: Tensor, blurred: bool) -> Tensor | None:
-        """What arrives at `name`, None where nothing does; `blurred` by a rounding if of 16 bits.
+    def make(self, name: str, x: Tensor) -> Tensor:
+        """Return one for a result of the operator."""
+        self.asked[name] = x.shape, x.dtype, x.device
+        return self._one(name).detach()
+
+    def blurred(self, name: str, x: Tensor) -> Tensor | None:
+        """As `exact`, off by a rounding if of 16 bits.
 
         Sums over terms that a kernel rounds to 16 bits differ by as much as this makes them.
         """
-        made = self._made.get(name)
-        if made is not None and self._empty:
-            return like.new_empty(like.shape)
-        if made is None or made.shape != like.shape:
+        exact = self.exact(name, x)
+        if exact is None or self._one(name).dtype.itemsize > 2:
+            return exact
+        share = torch.finfo(self._one(name).dtype).eps
+        noise = torch.rand(exact.shape, generator=self._generator, dtype=torch.float64)
+        return exact * (1 + share * (2 * noise - 1).to(exact))
+
+    def exact(self, name: str, x: Tensor) -> Tensor | None:
+        """Return the one for a result of the reference; None where nothing arrives."""
+        if name not in self.asked or self.asked[name][0] != x.shape:
             return None
-        if blurred and made.dtype.itemsize == 2:
-            share = torch.finfo(made.dtype).eps
-            noise = torch.rand(made.shape, generator=self._generator, dtype=torch.float64)
-            return made.to(like) * (1 + share * (2 * noise - 1).to(like))
-        return made.to(like).detach()
+        return self._one(name).to(x).detach()
+
+    def _one(self, name: str) -> Tensor:
+        facts = shape, dtype, device = self.asked[name]
+        if self._made.get(name, [None])[0] != facts:
+            noise = torch.randn(shape, generator=self._generator, dtype=torch.float64)
+            self._made[name] = facts, noise.to(device, dtype)
+        return self._made[name][1]
 
 
 def evaluate(
     function: Callable,
     arguments: tuple,
-    arriving: Arriving,
-    *,
-    make: bool = False,
-    twice: bool = False,
-    blurred: bool = False,
+    arriving: Callable[[str, Tensor], Tensor | None],
+    twice: bool,
 ) -> dict[str, Tensor | None]:
     """Return what `function(*arguments)` gives, and its gradients to each floating argument.
 
     Args:
-        make: have gradients arrive where they do not yet.
+        arriving: the gradient that arrives at a result; None where nothing does.
         twice: and the derivatives of those gradients, where there are any.
-        blurred: as `Arriving.at` has it.
     """
     leaves = [_leaf(x) for x in arguments]
     outputs = function(*leaves)
@@ -76,10 +86,7 @@ def evaluate(
 
     def derive(results: dict, by: dict, what: str, again: bool):
         results = {n: x for n, x in results.items() if isinstance(x, Tensor) and x.requires_grad}
-        if make:
-            for name, x in results.items():
-                arriving.make(name, x)
-        grads = {name: arriving.at(name, x, blurred) for name, x in results.items()}
+        grads = {name: arriving(name, x) for name, x in results.items()}
         grads = {n: g.requires_grad_(again) for n, g in grads.items() if g is not None}
         if not grads or not by:
             return {}, {}

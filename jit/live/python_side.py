@@ -101,19 +101,17 @@ def _restorer(module: ModuleType) -> Callable[[], None]:
     """Return what puts the names of a module, and the code of its functions, back as they are."""
     names = {**vars(module)}
     functions = [
-        (value, [(what, getattr(value, what)) for what in _OF_A_FUNCTION], {**vars(value)})
-        for value in names.values()
-        if _is_own(value, module)
+        (function, {what: getattr(function, what) for what in _OF_A_FUNCTION}, {**vars(function)})
+        for function in names.values()
+        if _is_own(function, module)
     ]
 
     def restore() -> None:
         vars(module).clear()
         vars(module).update(names)
         for function, facts, own in functions:
-            for what, value in facts:
+            for what, value in {**facts, "__dict__": own}.items():
                 setattr(function, what, value)
-            vars(function).clear()
-            vars(function).update(own)
 
     return restore
 

@@ -2,23 +2,20 @@
 
 The engine's workshop has the objects of the build before, so an edit of a kernel costs the
 compilation of that file and a link, of the library that takes the place of the one in use
-(swap.cpp). The one for the store is linked from the same objects once that is done.
+(swap.cpp). The one for the store is linked from the same objects when that is in use.
 """
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ..build.engine import work_folder
-from ..build.locks import locked_workshop
-from ..build.workshop import Compile, CompileError
+from ..build.workshop import Compile, CompileError, locked_workshop
 from ..cache.key import key
 from ..cache.store import Store, cannot_write, make_private
 from ..errors import BuildError
@@ -48,39 +45,36 @@ class Resources:
 
 @dataclass
 class Rebuilt:
-    """A unit that was built again; its lock is held until it is kept or discarded.
+    """A unit that was built again; its lock is held until it is kept or discarded."""
 
-    Attributes:
-        inputs: the manifest of the sources that it is made of; `key` its digest.
-        swap: the library that can take the place of the one in use.
-        compiled: seconds that each file took which was compiled.
-        resources: of the kernels in the CUDA files, by mangled name, where those were compiled.
-    """
-
-    inputs: dict
+    inputs: dict  # the manifest of the sources that it is made of; `key` is its digest
     key: str
-    swap: Path
+    swap: Path  # the library that can take the place of the one in use
     seconds: float
-    compiled: dict[str, float]
-    resources: dict[str, Resources]
-    _link: Future
+    compiled: dict[str, float]  # seconds that each file took which was compiled
+    resources: dict[str, Resources]  # of the CUDA kernels that were compiled, by mangled name
+    _link: Callable[[], Path]
     _close: ExitStack
 
     def keep(self, store: Store, **facts) -> None:
-        """Put it into the store, for the next process. Raises: BuildError, OSError."""
-        try:
-            store.publish(self._link.result(), self.inputs, **facts)
-        except CompileError as error:
-            raise BuildError(f"the library for the store could not be linked:\n{error}") from None
-        finally:
-            self.discard()
+        """Link it for the store, and put it there, for the next process.
+
+        Raises: BuildError, OSError.
+        """
+        with self._close:
+            try:
+                library = self._link()
+            except CompileError as error:
+                text = f"the library for the store could not be linked:\n{error}"
+                raise BuildError(text) from None
+            try:
+                store.publish(library, self.inputs, **facts)
+            finally:
+                library.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Remove the libraries, and let others build the unit again."""
-        self.swap.unlink(missing_ok=True)
-        self._close.close()  # ends the linker, if nobody waited for it
-        if not self._link.exception():
-            self._link.result().unlink(missing_ok=True)
+        """Remove the library, and let others build the unit again."""
+        self._close.close()
 
 
 def rebuild(session: Session, name: str) -> Rebuilt:
@@ -112,43 +106,41 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 seconds=time.perf_counter() - begun,
                 compiled={o.source: o.seconds for o in made},
                 resources=_resources("\n".join(o.said for o in made)),
-                _link=_begun(partial(recipe.link, shop, objects)),
+                _link=partial(recipe.link, shop, objects),
                 _close=stack.pop_all(),
             )
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)
 
 
-def _begun(link: Callable[[], Path]) -> Future:
-    """Have something linked meanwhile, in a thread that an interpreter's end does not wait for."""
-    future: Future = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(link())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
-
-
 def swap_object(session: Session) -> Path:
-    """Return swap.cpp compiled, in a folder of its own. Raises: BuildError."""
+    """Return swap.cpp compiled. Raises: BuildError."""
+    return own_part(session, SWAP)
+
+
+def own_part(session: Session, source: Path, link: bool = False) -> Path:
+    """Return a C++ file of this room compiled, or linked to a library, in a folder of its own.
+
+    Raises: BuildError.
+    """
     compiler = session.toolchain.command("CXX")
-    command = [*compiler, "-O1", "-fPIC", "-std=c++17", "-fvisibility=hidden"]
+    command = (*compiler, "-O1", "-fPIC", "-std=c++17", "-fvisibility=hidden")
 
     def made_of() -> dict[str, str]:
-        path = os.path.relpath(SWAP, HOME)
+        path = os.path.relpath(source, HOME)
         return {**Sources(HOME).closure(path), "compiler": session.toolchain.cxx or ""}
 
     work = session.caches[-1] / "work"
     make_private(work)
     try:
-        with locked_workshop(work / "swap") as shop:
-            (made,) = shop.compile([Compile(SWAP.name, tuple(command), str(SWAP), made_of)])
-            return made.path
+        with locked_workshop(work / source.stem) as shop:
+            (made,) = shop.compile([Compile(source.name, command, str(source), made_of)])
+            library = made.path.with_suffix(".so")
+            if link and not library.exists():
+                words = [*compiler, "-shared", made.path.name, "-ldl"]
+                os.replace(shop.link(words, library.name), library)
+            return library if link else made.path
     except CompileError as error:
-        raise BuildError(f"{SWAP.name} could not be compiled:\n{error}") from None
+        raise BuildError(f"{source.name} could not be compiled:\n{error}") from None
 
 
 def _resources(output: str) -> dict[str, Resources]:

@@ -15,9 +15,10 @@ from .report import Report
 from .versions import Edit
 
 reloader = Reloader()
+stand_by = reloader.stand_by
 
 
-def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT):
+def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT) -> Report:
     """Take in the edits of the operators named (of all, without a name), and go on working.
 
     What changed is compiled and tried in another process against `X_reference`, on the arguments of
@@ -48,11 +49,6 @@ def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT):
     return reloader.reload(names, force, time_limit)
 
 
-def stand_by() -> None:
-    """Get ready for edits, so that the first is taken in as quickly as those after it."""
-    reloader.stand_by()
-
-
 def take_in_edits() -> Report | None:
     """Take in what was edited, as before each cell; a report where there was anything, else None.
 
@@ -70,7 +66,7 @@ def history() -> list[Edit]:
     return [*reloader.history]
 
 
-def revert(name: str):
+def revert(name: str) -> Report:
     """Go back one edit of an operator: the code that was in use before it is in use again.
 
     The files stay as they are, and the operator as it is now until they are edited again.

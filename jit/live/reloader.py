@@ -9,8 +9,10 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import TypeVar
 
 from ..build.slots import cores
 from ..errors import BuildError
@@ -20,11 +22,12 @@ from .attempt import TIME_LIMIT, Attempt, named, not_built
 from .python_side import stamp
 from .rebuild import swap_object
 from .report import Report
-from .trial import Trials, guard_library
+from .trial import Trials
 from .versions import Edit, Operator, Task
 
 _MOMENT = 0.05  # seconds, in which a Ctrl-C reaches all processes that it is meant for
 _ROUNDS = 5  # in which the files of an operator may change while it is built and tried
+T = TypeVar("T")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -36,18 +39,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Request:
-    """One call of `reload`, served in a thread of its own.
-
-    Attributes:
-        edits: those that were dealt with so far; `behind` those whose attempts are not waited for.
-        stopped: True once the caller waits no longer.
-    """
+    """One call of `reload`, served in a thread of its own; `stopped` once nobody waits for it."""
 
     def __init__(self, names: Iterable[str], force: bool, limit: float):
         self.names, self.force, self.limit = set(names), force, limit
-        self.edits: list[Edit] = []
-        self.behind: list[str] = []
-        self.stopped = False
+        self.report, self.stopped = Report([]), False
 
 
 class Reloader:
@@ -67,16 +63,11 @@ class Reloader:
     def _renew(self) -> None:
         self._lock = threading.Lock()
         self._news = threading.Condition()
+        self._room = threading.Semaphore(max(1, cores() // 4))  # for what nobody waits for
         self._sessions: list[Session] = []  # all, once what they have is dealt with
         self._attempts: dict[Operator, Attempt] = {}  # under way, or not taken in yet
-        self._behind: deque[Attempt] = deque()
-        self._workers: list[threading.Thread] = []
         self._settling: list[Attempt] = []
         self._inherited, self._trials = self._trials, None  # it answers the parent
-
-    def stand_by(self) -> None:
-        """Get ready for edits: note what there is, and start the process that tries them."""
-        _unbroken(self._stand_by)
 
     def is_unchanged(self) -> bool:
         """Return True if no source file was touched since the last look; well below 1 ms.
@@ -96,22 +87,23 @@ class Reloader:
         """
         request = Request(names, force, limit)
 
-        def stop():
-            with self._news:
-                request.stopped = True
-                self._news.notify_all()
+        def stop() -> None:
+            request.stopped = True
+            self._tell()
 
         try:
             _unbroken(lambda: self._serve(request), stop)
         except KeyboardInterrupt:
-            raise Interrupted(Report(request.edits, request.behind)) from None
-        return Report(request.edits, request.behind)
+            raise Interrupted(request.report) from None
+        return request.report
 
     def revert(self, name: str) -> Edit:
         """Put the state of an operator before its last edit in place again."""
-        edits: list[Edit] = []
-        _unbroken(lambda: edits.append(self._revert(name)))
-        return edits[0]
+        return _unbroken(lambda: self._revert(name))
+
+    def stand_by(self) -> None:
+        """Get ready for edits: note what there is, and start the process that tries them."""
+        _unbroken(self._stand_by)
 
     def settle(self) -> None:
         """Wait until the store has all that is in use."""
@@ -123,22 +115,18 @@ class Reloader:
 
         The files are looked at before they are read: an edit in between is found the next time.
         """
-        stamps, tasks = {}, []
-        for session in SESSIONS:
-            for folder in source_folders(session.root):
-                paths = [folder, *(os.path.join(folder, file) for file in listed(folder))]
-                stamps.update((path, stamp(path)) for path in paths)
-        sessions = [*SESSIONS]
+        sessions, tasks = [*SESSIONS], []
+        folders = [folder for session in sessions for folder in source_folders(session.root)]
+        paths = [p for at in folders for p in (at, *(os.path.join(at, f) for f in listed(at)))]
+        stamps = {path: stamp(path) for path in paths}
         for session in sessions:
             session.discover()
             sources = _sources(session)
             for name in [*session.units]:
-                operator = self._operators.get((id(session), name))
-                if operator is None:
-                    operator = Operator(session, name)
-                    if operator.is_gone():
-                        continue
-                    self._operators[id(session), name] = operator
+                operator = self._operators.get((id(session), name)) or Operator(session, name)
+                if operator.is_gone() and (id(session), name) not in self._operators:
+                    continue
+                self._operators[id(session), name] = operator
                 if task := operator.look(sources):
                     tasks.append(task)
         self._seen, self._sessions = stamps, sessions
@@ -148,7 +136,7 @@ class Reloader:
     def trials(self) -> Trials:
         """The process that tries edits."""
         if self._trials is None:
-            self._trials = Trials(guard_library(SESSIONS[0].caches[-1]))
+            self._trials = Trials(SESSIONS[0])
         return self._trials
 
     def _stand_by(self) -> None:
@@ -168,8 +156,7 @@ class Reloader:
             files = operator.go_back()
             edit = Edit(name, files, "reverted", seconds=time.perf_counter() - begun)
             task = operator.look(_sources(operator.session))
-            still = [path for path in files if task and path in task.files]
-            if still:
+            if still := [path for path in files if task and path in task.files]:
                 holds = "still holds" if len(still) == 1 else "still hold"
                 edit.text = (
                     f"{', '.join(still)} {holds} the edit: a new process has it; this one once a "
@@ -194,12 +181,10 @@ class Reloader:
                 self._begin(task, request)
             for task in first:
                 self._finish(task, request)
-            if not request.stopped:
-                for task in behind:
-                    self._begin(task, request, behind=True)
-                self._work_behind()
-            to_come = {edit.unit for edit in request.edits if edit.outcome == "interrupted"}
-            request.behind += [o.name for o in self._attempts if o.name not in to_come]
+            for task in behind if not request.stopped else ():
+                self._begin(task, request, behind=True)
+            to_come = {e.unit for e in request.report.edits if e.outcome == "interrupted"}
+            request.report.behind += [o.name for o in self._attempts if o.name not in to_come]
             if len(chosen) == len(tasks) and not request.stopped:
                 self._sessions = sessions
         finally:
@@ -211,45 +196,52 @@ class Reloader:
         Behind are operators that are not in use, and whose changed files all concern one that is,
         until they are ready.
         """
-        waited = {
-            task.operator
-            for task in tasks
-            if task.operator.in_use or request.names or task.run or not_built(task)
-        }
-        shared = {
-            task.operator.session.root / path
-            for task in tasks
-            if task.operator in waited
-            for path in task.compile
-        }
-        first, behind = [], []
-        for task in tasks:
+
+        def paths(task: Task) -> set[Path]:
+            return {task.operator.session.root / path for path in task.compile}
+
+        def is_waited_for(task: Task) -> bool:
+            return bool(task.operator.in_use or request.names or task.run or not_built(task))
+
+        waited = [task for task in tasks if is_waited_for(task)]
+        shared = {path for task in waited for path in paths(task)}
+
+        def follows(task: Task) -> bool:
             attempt = self._attempts.get(task.operator)
-            files = {task.operator.session.root / path for path in task.compile}
+            done = attempt and attempt.ended and attempt.serves(task, request.force)
+            if done or is_waited_for(task):
+                return False
             goes_on = attempt and attempt.behind and not attempt.ended
-            follows = goes_on or (files and files <= shared)
-            if attempt and attempt.ended and attempt.serves(task, request.force):
-                follows = False
-            (behind if follows and task.operator not in waited else first).append(task)
-        return first, behind
+            return bool(goes_on or (paths(task) and paths(task) <= shared))
+
+        behind = {task.operator for task in tasks if follows(task)}
+        first = [task for task in tasks if task.operator not in behind]
+        return first, [task for task in tasks if task.operator in behind]
 
     def _begin(self, task: Task, request: Request, behind: bool = False) -> None:
         """Have a task done, if that is not under way: at once, or behind the others."""
-        attempt = self._attempts.get(task.operator)
         if not_built(task):
             return
-        if attempt and attempt.ended and not attempt.serves(task, request.force):
-            attempt = None
-        if attempt is None:
+        attempt = self._attempts.get(task.operator)
+        if attempt is None or (attempt.ended and not attempt.serves(task, request.force)):
             if not task.compile:
                 self.settle()  # the library that is tried may still be on its way into the store
-            attempt = Attempt(task, self.trials, request.force, request.limit)
+            attempt = Attempt(task, self.trials, request.force, request.limit, behind)
             self._attempts[task.operator] = attempt
-            if behind:
-                attempt.behind = True
-                self._behind.append(attempt)
-        if not behind:
-            attempt.start(self._tell)
+        elif behind:
+            return
+        run, name = (self._run_behind, "behind") if behind else (self._run, attempt.operator.name)
+        threading.Thread(target=run, args=(attempt,), name=f"loader takes in {name}").start()
+
+    def _run(self, attempt: Attempt) -> None:
+        attempt.run(self._tell)
+
+    def _run_behind(self, attempt: Attempt) -> None:
+        """Run what nobody waits for, a few at once; as the process ends, only what has begun."""
+        with self._room:
+            wanted = self._attempts.get(attempt.operator) is attempt
+            if wanted and threading.main_thread().is_alive():
+                self._run(attempt)
 
     def _finish(self, task: Task, request: Request) -> None:
         """Wait for what `_begin` began, and take it in."""
@@ -266,7 +258,7 @@ class Reloader:
                     self._news.wait_for(lambda: request.stopped, _MOMENT)
             if request.stopped:
                 attempt.interrupted = True
-                request.edits.append(Edit(operator.name, named(task), "interrupted"))
+                request.report.edits.append(Edit(operator.name, named(task), "interrupted"))
                 return
             del self._attempts[operator]
             if attempt.error:
@@ -283,60 +275,39 @@ class Reloader:
         self._note(Edit(operator.name, named(task), "failed", text), request)
 
     def _note(self, edit: Edit, request: Request) -> None:
-        request.edits.append(edit)
+        request.report.edits.append(edit)
         self.history.append(edit)
 
     def _tell(self) -> None:
         with self._news:
             self._news.notify_all()
 
-    def _work_behind(self) -> None:
-        """Have threads for what nobody waits for."""
-        self._workers = [*filter(threading.Thread.is_alive, self._workers)]
-        while len(self._workers) < min(len(self._behind), max(1, cores() // 4)):
-            worker = threading.Thread(target=self._empty_behind, name="loader builds behind")
-            self._workers.append(worker)
-            worker.start()
-
-    def _empty_behind(self) -> None:
-        """Do one after the other; the end of the process waits for those that are begun."""
-        while self._behind and threading.main_thread().is_alive():
-            with contextlib.suppress(IndexError):  # another thread took the last
-                attempt = self._behind.popleft()
-                if self._attempts.get(attempt.operator) is attempt:
-                    attempt.run(self._tell)
-
 
 def _sources(session: Session) -> Sources:
     return Sources(session.root, session.toolchain.header_folders)
 
 
-def _unbroken(work: Callable[[], None], stop: Callable[[], None] = lambda: None) -> None:
-    """Do `work` where no Ctrl-C reaches it, and wait for its end.
+def _unbroken(work: Callable[[], T], stop: Callable[[], None] = lambda: None) -> T:
+    """Return what `work` does, done where no Ctrl-C reaches it; one calls `stop`.
 
-    A Ctrl-C calls `stop`, and is raised at that end. Raises what `work` raises.
+    That Ctrl-C is raised once the work has ended; a second one does not wait.
     """
     if threading.current_thread() is not threading.main_thread():
-        work()
-        return
-    begun, ended, failures = threading.Event(), threading.Event(), []
+        return work()
+    future: Future[T] = Future()
 
-    def run():
-        begun.set()
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            ended.set()
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
 
     try:
         threading.Thread(target=run, name="loader reloads").start()
-        ended.wait()
+        return future.result()
     except KeyboardInterrupt:
         stop()
-        if begun.wait(0.1):  # a second Ctrl-C does not wait
-            ended.wait()
+        if not future.cancel():
+            wait([future])
         raise
-    if failures:
-        raise failures.pop()

@@ -2,12 +2,12 @@
 
 import html
 import sys
-from collections.abc import Iterable
 
 from ..errors.cxx import demangled
 from ..errors.table import Table
 
 _WORKED = ("live", "refused", "failed", "reverted")
+_NOTHING = "nothing changed"
 _MOST = 12  # rows of kernels; of the others is said how many there are
 
 
@@ -17,8 +17,9 @@ class Report:
     `behind` names the operators whose edits are being built while the process goes on.
     """
 
-    def __init__(self, edits: list, behind: Iterable[str] = ()):
-        self.edits, self.behind = edits, [*behind]
+    def __init__(self, edits: list):
+        self.edits = edits
+        self.behind: list[str] = []
 
     @property
     def ok(self) -> bool:
@@ -27,19 +28,15 @@ class Report:
 
     def __repr__(self) -> str:
         """Return what a terminal shows."""
-        parts = ["\n".join(_parts(edit, str, _terminal)) for edit in self.edits]
-        return "\n\n".join(parts + self._last()) or "nothing changed"
+        red = "\x1b[31m{}\x1b[0m" if sys.stdout.isatty() else "{}"
+        parts = ["\n".join(_shown(p, red, False) for p in _parts(edit)) for edit in self.edits]
+        return "\n\n".join(parts + self._last()) or _NOTHING
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-
-        def text(lines):
-            red = '<span style="color:red">{}</span>'
-            shown = ((red if isinstance(x, Alarm) else "{}").format(html.escape(x)) for x in lines)
-            return f"<pre>{chr(10).join(shown)}</pre>"
-
-        parts = [part for e in self.edits for part in _parts(e, lambda t: t._repr_html_(), text)]
-        return "".join(parts + [text([line]) for line in self._last()]) or "<p>nothing changed</p>"
+        red = '<span style="color:red">{}</span>'
+        parts = [p for edit in self.edits for p in _parts(edit)] + [[x] for x in self._last()]
+        return "".join(_shown(part, red, True) for part in parts) or f"<p>{_NOTHING}</p>"
 
     def _last(self) -> list[str]:
         """Return a line on what is built behind, or none."""
@@ -55,17 +52,19 @@ class Alarm(str):
     """A line to be shown in red."""
 
 
-def _terminal(lines: list[str]) -> str:
-    red = "\x1b[31m{}\x1b[0m" if sys.stdout.isatty() else "{}"
-    return "\n".join(red.format(line) if isinstance(line, Alarm) else line for line in lines)
+def _shown(part: Table | list[str], red: str, in_html: bool) -> str:
+    if isinstance(part, Table):
+        return part._repr_html_() if in_html else str(part)
+    escape = html.escape if in_html else str
+    lines = [(red if isinstance(x, Alarm) else "{}").format(escape(x)) for x in part]
+    text = "\n".join(lines)
+    return f"<pre>{text}</pre>" if in_html else text
 
 
-def _parts(edit, show_table, show_text) -> list:
+def _parts(edit) -> list[Table | list[str]]:
     """Return headline and details of an edit, and the table of the kernels that were compiled."""
-    parts = [show_text([headline(edit), *details(edit)])]
-    if edit.rebuilt and edit.rebuilt.resources:
-        parts.append(show_table(_kernels(edit)))
-    return parts
+    kernels = [_kernels(edit)] if edit.rebuilt and edit.rebuilt.resources else []
+    return [[headline(edit), *details(edit)], *kernels]
 
 
 def headline(edit, unit: bool = True) -> str:

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 UNIT = 2.0**-24  # half of float32's spacing at 1
+_ROUNDINGS = 4  # of a result in its own dtype: what 16-bit derivatives take in several steps
+_SLACK = 4  # times what rounding did to the reference: other formulas, other orders of sums
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -103,3 +105,60 @@ class Rounding(TorchDispatchMode):
 def _magnitude(x: Tensor) -> Tensor:
     """The sizes of the terms of a sum; a copy, which the sum may change."""
     return x.abs() if x.is_floating_point() else x.clone()
+
+
+def same(a: Tensor, b: Tensor) -> Tensor:
+    """Tell of each element whether both are the same or NaN."""
+    return (a == b) | (a.isnan() & b.isnan())
+
+
+def apart(a: Tensor, b: Tensor) -> Tensor:
+    """How far two tensors are apart, element by element."""
+    return torch.where(same(a, b), 0.0, (a - b).abs()).nan_to_num(torch.inf, torch.inf)
+
+
+def _allowed(got: Tensor, expected: Tensor, moved: Tensor | None) -> Tensor:
+    """By how much each element may differ; `moved`: what rounding did to the reference's."""
+    if not got.is_floating_point():
+        return torch.zeros_like(expected) if moved is None else moved
+    kind = torch.finfo(got.dtype)
+    least = kind.tiny * (1 if got.dtype.itemsize > 2 else kind.eps)
+    own = _ROUNDINGS * kind.eps * expected.nan_to_num(0, 0, 0).abs() + least
+    return own if moved is None else own + _SLACK * moved
+
+
+class Difference(NamedTuple):
+    """At how many places a result is not as it should be; hopeless if by far and at many."""
+
+    count: int
+    hopeless: bool = False
+    text: str = ""
+
+
+def differs(got: Tensor, expected: Tensor, moved: Tensor | None) -> Difference:
+    """Compare a result with the reference's, which rounding has `moved`."""
+    expected = expected.double().to(got.device)
+    numbers = got.double()
+    far = torch.where(expected.to(got.dtype) == got, 0.0, apart(numbers, expected))
+    allowed = _allowed(got, expected, moved)
+    wrong = (far > allowed) | (numbers.isnan() & ~expected.isnan() & allowed.isfinite())
+    count = int(wrong.sum())
+    if not count:
+        return Difference(0)
+    at = torch.unravel_index(torch.where(wrong, far, -1.0).argmax(), far.shape)
+    at = tuple(int(index) for index in at)
+    text = (
+        f"differs from the reference at {count} of {got.numel()} places, by most at {at}: "
+        f"{float(numbers[at]):.9g}, expected {float(expected[at]):.9g}, which rounding changes by "
+        f"no more than {float(allowed[at]):.1e}"
+    )
+    return Difference(count, int((far > 16 * allowed).sum()) > 0.01 * got.numel(), text)
+
+
+def share(got: Tensor, expected: Tensor) -> float:
+    """The largest difference as a share of the largest value."""
+    if not got.numel():
+        return 0.0
+    expected = expected.double().to(got.device)
+    scale = max(1e-30, float(expected.nan_to_num(0, 0, 0).abs().max()))
+    return min(float(apart(got.double(), expected).max()) / scale, 1e30)

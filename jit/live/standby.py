@@ -1,7 +1,7 @@
 """The process that stands by, with torch in it, and its children, one for each trial.
 
-It forks a child for each order that comes; the child makes itself ready while the compiler still
-runs, waits for the library, tries it (compare.py), tells, and ends.
+It forks a child for each order that comes. The child finds out all that it can (compare.py) while
+the compiler runs, waits for the library, tries it, tells, and ends.
 """
 
 import contextlib
@@ -14,12 +14,15 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 
 def stand_by(channel: int) -> None:
     """Fork a child for each order that comes; end when nobody can send one any more."""
-    # What the children share; torch.autograd.grad would import the former, for half a second.
+    # What the children share; torch.autograd.grad would import the former, for half a second, and
+    # fake tensors the latter, for a second.
+    import torch._dynamo.config
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     from . import compare  # noqa: F401
@@ -28,48 +31,26 @@ def stand_by(channel: int) -> None:
 
     control = socket.socket(fileno=channel)
     control.set_inheritable(False)
-    children: dict[int, socket.socket] = {}
-    awake, wake = socket.socketpair()
-    awake.setblocking(False)
-    wake.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is forgotten
     while True:
-        idle = None if "torch._dynamo.config" in sys.modules else 0.3
-        ready = select.select([control, awake], [], [], idle)[0]
-        if not ready:
-            _import_for_fakes()
-        if awake in ready:
-            awake.recv(1 << 12)
-            while children:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                theirs = children.pop(pid)
-                with contextlib.suppress(OSError):
-                    _send(theirs, exit=os.waitstatus_to_exitcode(status))
-                theirs.close()
-        if control in ready:
-            order, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
-            if not order:
-                for pid in children:
-                    os.kill(pid, signal.SIGKILL)
-                os._exit(0)
-            theirs = socket.socket(fileno=descriptors[0])
-            pid = os.fork()
-            if pid == 0:
+        order, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        if not order:
+            os.killpg(0, signal.SIGKILL)
+        with socket.socket(fileno=descriptors[0]) as theirs:
+            if os.fork() == 0:
                 control.close()
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for other in children.values():
-                    other.close()
-                _live(theirs, json.loads(order))
-            children[pid] = theirs
+                _tell_of(theirs, functools.partial(_live, theirs, json.loads(order)))
 
 
-def _import_for_fakes() -> None:
-    """Import what torch's fake tensors need, which takes a second."""
-    import torch._dynamo.config  # noqa: F401
+def _tell_of(channel: socket.socket, live: Callable[[], None]) -> None:
+    """Fork once more, and tell how the child ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        live()
+    with contextlib.suppress(OSError):
+        _send(channel, exit=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
 
 
 def _send(channel: socket.socket, **message) -> None:
@@ -83,31 +64,40 @@ def _live(channel: socket.socket, order: dict) -> None:
 
         import loader
 
-        from .compare import compare
+        from ..operators import schemas
+        from .compare import Comparison
+        from .swap import Swap
 
-        _import_for_fakes()
-        if order["cuda"]:
+        if "cuda" in order["devices"]:
             torch.zeros(1, device="cuda")
         _send(channel, pid=os.getpid())
+        unit, session = order["unit"], loader._session
+        if str(session.root) != order["root"]:
+            session = loader.Library(order["root"])._session
+        session.loaded[unit] = "on trial"
+
+        def compared() -> Comparison:
+            alive = functools.partial(_send, channel, alive=True)
+            return Comparison(session.module(unit), unit, order["devices"], alive)
+
+        comparison = None
+        with contextlib.suppress(Exception, SystemExit):  # it comes again, with the library
+            schemas.declare({unit: order["schemas"]}, session.module)
+            comparison = compared()
+            comparison.prepare(lambda: bool(select.select([channel], [], [], 0)[0]))
         line = channel.makefile("r").readline()
         if not line:
             os._exit(0)
         task = json.loads(line)
-        unit, session = order["unit"], loader._session
-        if str(session.root) != order["root"]:
-            session = loader.Library(order["root"])._session
+        schemas.withdraw(unit)
         if task["is_swap"]:
-            from .swap import Swap
-
+            os.environ.pop(schemas.DECLARED, None)  # it is to say which arguments it takes
             Swap(unit, Path(task["library"])).commit()
         else:
             torch.ops.load_library(task["library"])
-        session.loaded[unit] = "on trial"
-        module = session.module(unit)
-        alive = functools.partial(_send, channel, alive=True)
-        _send(channel, **vars(compare(module, unit, task["devices"], alive)))
+        _send(channel, **vars((comparison or compared()).verdict()))
         if task["timed"]:
-            _send(channel, microseconds=_time(module, unit))
+            _send(channel, microseconds=_time(session.module(unit), unit))
     except BaseException as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
         with contextlib.suppress(OSError):

@@ -42,36 +42,40 @@ def emptied(arguments: tuple) -> Iterator[tuple]:
     yield cut(lambda x: x is first)
 
 
-def differs_from_fake(
-    operator: Callable, unit: str, arguments: tuple, arriving: Arriving, ours: dict
-) -> str:
-    """Say how shape, dtype, strides or device of a result differ from what the fake kernel says.
+def of_fakes(
+    operator: Callable, unit: str, arguments: tuple, arriving: Arriving, twice: bool
+) -> dict | str | None:
+    """Return what the fake kernel gives, or the text of its error; None where that tells nothing.
 
-    "" where they do not, and where the operator has no fake kernel.
+    `arriving` notes what the gradients are asked for.
     """
     if singleton.find(f"octet::{unit}").fake_impl.kernel is None:
-        return ""
+        return None
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fakes = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
-            found = evaluate(operator, tuple(fakes), arriving.without_data())
+            fakes = tuple(mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments)
+            return evaluate(operator, fakes, arriving.note, twice)
     except (
         DataDependentOutputException,
         DynamicOutputShapeException,
         UnsupportedOperatorException,
     ):
-        return ""
+        return None
     except Exception as error:
         return f"its fake kernel raises {type(error).__name__}: {error}"
+
+
+def unlike(fakes: dict, ours: dict) -> str:
+    """Say how shape, dtype, strides or device of a result differ from a fake's; "" if nowhere."""
     for name, got in ours.items():
-        fake = found.get(name)
-        if name not in found or not isinstance(got, Tensor):
+        if name not in fakes or not isinstance(got, Tensor):
             continue
-        if fake is None:
+        if fakes[name] is None:
             return f"{name} is missing where the fake kernel takes the operator's place"
         for what, of in _FACTS.items():
-            if of(fake) != of(got):
-                return f"{name} has {what} {of(got)}, which its fake kernel says is {of(fake)}"
+            if of(fakes[name]) != of(got):
+                said = of(fakes[name])
+                return f"{name} has {what} {of(got)}, which its fake kernel says is {said}"
     return ""
 
 

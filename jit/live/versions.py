@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..cache.key import built_sources, manifest
-from ..errors import BuildError
 from ..machine.sources import Sources
 from ..operators.session import Session
 from .python_side import python_files, run_again, stamp, texts_of
@@ -17,25 +16,16 @@ from .trial import Verdict
 
 @dataclass
 class Version:
-    """One state of an operator in this process.
+    """One state of an operator in this process; files are named by path."""
 
-    Attributes:
-        key: of the build; empty where there is none.
-        made_of: the digests of the files that were compiled, by path.
-        python: the stamps of the Python files that were run; None where that is not known.
-        texts: the content of those files, as far as it is known.
-        swap: the library in place; None for the one that was loaded first.
-        difference: the largest from the reference, by dtype, where it was tried.
-    """
-
-    key: str
-    made_of: dict[str, str]
-    python: dict[str, tuple | None] = field(default_factory=dict)
-    texts: dict[str, bytes] = field(default_factory=dict)
-    swap: Swap | None = None
+    key: str  # of the build; empty where there is none
+    made_of: dict[str, str]  # digests of the files that were compiled
+    python: dict[str, tuple | None] = field(default_factory=dict)  # stamps; None if not known
+    texts: dict[str, bytes] = field(default_factory=dict)  # of those, as far as they are known
+    swap: Swap | None = None  # the library in place; None for the one that was loaded first
     resources: dict[str, Resources] = field(default_factory=dict)
     microseconds: float | None = None
-    difference: dict[str, float] = field(default_factory=dict)
+    difference: dict[str, float] = field(default_factory=dict)  # as Verdict.difference
 
 
 @dataclass
@@ -69,36 +59,22 @@ class Edit:
 
 
 class State(NamedTuple):
-    """What the files of an operator were at one moment.
+    """What the files of an operator were at one moment, by path."""
 
-    Attributes:
-        compiled: the digests of the files that its build is made of, by path.
-        left_out: of those that this machine does not compile, and of what only they include.
-        python: the stamps of its Python files.
-        gone: the files of the version in use that are no longer there.
-    """
-
-    compiled: dict[str, str]
-    left_out: dict[str, str]
-    python: dict[str, tuple | None]
-    gone: tuple[str, ...] = ()
+    compiled: dict[str, str]  # digests of the files that its build is made of
+    left_out: dict[str, str]  # of those that are not compiled here, and what only they include
+    python: dict[str, tuple | None]  # stamps
+    gone: tuple[str, ...] = ()  # files of the version in use that are no longer there
 
 
 class Task(NamedTuple):
-    """An operator and what differs of it from the version in use.
-
-    Attributes:
-        compile: files to compile; those of them that are gone too.
-        run: Python files to run; likewise.
-        left_out: files that changed, and are not compiled on this machine.
-        new: True if it is not what was dealt with last.
-    """
+    """An operator and what differs of it from the version in use."""
 
     operator: "Operator"
-    compile: list[str]
-    run: list[str]
-    left_out: list[str]
-    new: bool
+    compile: list[str]  # files to compile; those of them that are gone too
+    run: list[str]  # Python files to run; likewise
+    left_out: list[str]  # files that changed, and are not compiled on this machine
+    new: bool  # it is not what was dealt with last
     state: State
 
     @property
@@ -108,11 +84,9 @@ class Task(NamedTuple):
 
 
 class Operator:
-    """One operator of a session, as far as edits go.
+    """One operator of a session: its `versions`, the last of which is in use.
 
-    Attributes:
-        versions: the last of them is in use.
-        seen: the state of its files that was dealt with last.
+    `seen` is the state of its files that was dealt with last.
     """
 
     def __init__(self, session: Session, name: str):
@@ -137,7 +111,7 @@ class Operator:
         live, state = self.versions[-1], self._state(sources)
         for path, found in state.python.items():  # imported meanwhile, before or after an edit
             if path not in live.python:
-                live.python[path] = found if self._is_as_imported(found) else None
+                live.python[path] = None if self._was_edited(found, True) else found
         unedited = {p: s for p, s in state.python.items() if live.python[p] == s}
         unread = {p: s for p, s in unedited.items() if p not in live.texts}
         live.texts.update(texts_of(self.session.root, unread))
@@ -163,19 +137,7 @@ class Operator:
 
         Raises: BuildError if torch or a Python file refuses; the version before is then in use.
         """
-        before, name = self.versions[-1], self.name
-        swapped = after.swap is not before.swap
-        try:
-            if swapped:
-                after.swap.commit()
-            run_again(self.session, name, texts, before.texts)
-        except BaseException:
-            if swapped:
-                after.swap.withdraw()
-            raise
-        if swapped and before.swap:
-            before.swap.withdraw()
-        self._use(after)
+        self._change_to(after, texts)
         self.versions.append(after)
 
     def go_back(self) -> list[str]:
@@ -198,23 +160,24 @@ class Operator:
                 "the first edit lets it be kept"
             )
         texts = {p: older.texts[p] for p in ran if older.texts[p] != newer.texts.get(p)}
-        if swapped and older.swap:
-            older.swap.commit()
-        try:
-            run_again(self.session, self.name, texts, newer.texts)
-        except BuildError:
-            if swapped and older.swap:
-                older.swap.withdraw()
-            raise
-        if swapped:
-            newer.swap.withdraw()
-        self._use(older)
+        self._change_to(older, texts)
         self.versions.pop()
         older.python |= dict.fromkeys(texts)  # the files have what was taken back
         return [*_differing(older.made_of, newer.made_of), *texts]
 
-    def _use(self, version: Version) -> None:
-        session, name = self.session, self.name
+    def _change_to(self, version: Version, texts: dict[str, bytes]) -> None:
+        session, name, before = self.session, self.name, self.versions[-1]
+        new, old = version.swap, before.swap
+        try:
+            if new and new is not old:
+                new.commit()
+            run_again(session, name, texts, before.texts)
+        except BaseException:
+            if new and new is not old:
+                new.withdraw()
+            raise
+        if old and new is not old:
+            old.withdraw()
         if version.key:
             session.keys[name] = version.key
             session.errors.pop(name, None)
@@ -256,15 +219,13 @@ class Operator:
         return {
             path: made_of.get(path, digest)
             for path, digest in found.items()
-            if path in made_of or not self._was_edited(path)
+            if path in made_of or not self._was_edited(stamp(self.session.root / path), False)
         }
 
-    def _was_edited(self, path: str) -> bool:
-        since, found = self.session.imported.get(self.name), stamp(self.session.root / path)
-        return since is not None and found is not None and found[0] / 1e9 > since
-
-    def _is_as_imported(self, found: tuple | None) -> bool:
-        return bool(found) and found[0] / 1e9 < self.session.imported.get(self.name, 0.0)
+    def _was_edited(self, found: tuple | None, otherwise: bool) -> bool:
+        """Return True if a file of this stamp is newer than the import; `otherwise` if unknown."""
+        since = self.session.imported.get(self.name)
+        return otherwise if since is None or found is None else found[0] / 1e9 >= since
 
 
 def _differing(before: dict[str, str], now: dict[str, str]) -> list[str]:

@@ -20,14 +20,9 @@ getattr(importlib.import_module(module), function)(*arguments)
 def command(function: str, *arguments: object, body: bool = True) -> list[str]:
     """Return the words that start a Python which calls `function`, such as "live.trial.stand_by".
 
-    It has this process's `sys.path`. Neither the environment nor the current folder changes what it
-    imports before that is set.
-
-    Args:
-        function: below `loader.jit`.
-        arguments: of the call, as JSON has them.
-        body: False gives it the package `loader` without its body, which imports torch, and looks
-            for operators and builds them.
+    It has this process's `sys.path`; neither the environment nor the current folder changes what it
+    imports before that is set. JSON carries the arguments. Without `body` it has the package
+    `loader` without its body, which imports torch, looks for operators and builds them.
     """
     # An installed loader is the folder HOME itself, a checkout has loader.py in it.
     place = HOME if (HOME / "loader.py").exists() else HOME.parent

@@ -1,13 +1,11 @@
 """NVIDIA's GPUs, as the device files and the driver's management library NVML tell of them.
 
 torch would initialise CUDA to tell, which takes seconds and leaves a later fork of this process
-without the GPU. The package nvidia-ml-py would be one more dependency of every installation for
-five calls, and its import takes 28 ms, three times what a warm `import loader` does.
+without the GPU; the package nvidia-ml-py takes 28 ms to import, three times a warm `import loader`.
 """
 
 import contextlib
 import ctypes
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,22 +35,16 @@ def remembered_capabilities(there: list[str], file: Path) -> str:
     They come from `file` where they were asked for since the last boot: to ask takes 20 ms, more
     than all the rest of a warm import.
     """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    fingerprint = [boot, *(f"{device} {os.stat(device).st_rdev}" for device in there)]
-    try:
-        known = json.loads(file.read_text())
-        if boot and known["devices"] == fingerprint:
-            return str(known["capabilities"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    found = ";".join(capabilities())
-    with contextlib.suppress(OSError):  # a read-only cache: ask again next time
-        file.parent.mkdir(parents=True, exist_ok=True)
-        files.write(file, json.dumps({"devices": fingerprint, "capabilities": found}))
-    return found
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    named = boot.read_text().strip() if boot.exists() else ""
+    fingerprint = [named, *(f"{device} {os.stat(device).st_rdev}" for device in there)]
+    known, capable = files.read_record(file) or ([], "")
+    if not named or known != fingerprint:
+        capable = ";".join(capabilities())
+        with contextlib.suppress(OSError):  # a read-only cache: ask again next time
+            file.parent.mkdir(parents=True, exist_ok=True)
+        files.write_record(file, [fingerprint, capable])
+    return capable
 
 
 def capabilities() -> list[str]:

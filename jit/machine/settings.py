@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+# Each of these reads a text, and raises ValueError with the name of where it came from.
 def folders(text: str, name: str) -> list[str]:
-    """The folders that a text names; ValueError, with where it came from, if there are none."""
+    """The folders that a text names."""
     named = [os.path.expanduser(folder) for folder in text.split(os.pathsep) if folder]
     if not named:
         raise ValueError(f"{name} must name a folder, got {text!r}")
@@ -17,7 +18,7 @@ def folders(text: str, name: str) -> list[str]:
 
 
 def size(text: str, name: str) -> int:
-    """Bytes, from a text such as `500MB` or `2GiB`; ValueError names where it came from."""
+    """Bytes, from a text such as `500MB` or `2GiB`."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if not found:
         raise ValueError(f"{name} must be a size such as 500MB or 2GiB, got {text!r}")
@@ -26,7 +27,7 @@ def size(text: str, name: str) -> int:
 
 
 def age(text: str, name: str) -> float:
-    """Seconds, from a text such as `30d` or `12h`; ValueError names where it came from."""
+    """Seconds, from a text such as `30d` or `12h`."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([dhm])\s*", text)
     if not found:
         raise ValueError(f"{name} must be an age such as 30d, 12h or 5m, got {text!r}")
@@ -34,41 +35,28 @@ def age(text: str, name: str) -> float:
 
 
 class Setting(NamedTuple):
-    """One variable: its name, default, the values it may have (none: see `values`), its meaning."""
+    """One variable: its name, default, meaning, and the values it may have, or what they are."""
 
     name: str
     default: str
-    allowed: tuple[str, ...]
     meaning: str
+    allowed: tuple[str, ...] = ()
     values: str = ""
-    check: Callable[[str, str], object] | None = None  # of text and name; raises ValueError
+    check: Callable[[str, str], object] | None = None  # of text and name
 
+
+_DIR = """folder of the build cache, beside `loader.py`, or `~/.cache/octet` where loader is \
+installed or that folder cannot be written; of several the last is written to"""
+_LIMIT = "above this a build removes what was not used for longest"
+_MODES = ("background", "eager", "lazy", "never")
 
 SETTINGS = (
+    Setting("LOADER_BUILD", "background", "when to compile what the cache lacks", _MODES),
     Setting(
-        "LOADER_BUILD",
-        "background",
-        ("background", "eager", "lazy", "never"),
-        "when to compile what the cache lacks",
+        "LOADER_CACHE_DIR", "tmp_build", _DIR, (), "a folder, or several joined by `:`", folders
     ),
-    Setting(
-        "LOADER_CACHE_DIR",
-        "tmp_build",
-        (),
-        "folder of the build cache, beside `loader.py`, or `~/.cache/octet` where loader is "
-        "installed or that folder cannot be written; of several the last is written to",
-        "a folder, or several joined by `:`",
-        folders,
-    ),
-    Setting(
-        "LOADER_CACHE_LIMIT",
-        "2GiB",
-        (),
-        "above this a build removes what was not used for longest",
-        "a size: `500MB`, `2GiB`",
-        size,
-    ),
-    Setting("LOADER_NATIVE", "1", ("0", "1"), "compile for this CPU (`-march=native`)"),
+    Setting("LOADER_CACHE_LIMIT", "2GiB", _LIMIT, (), "a size: `500MB`, `2GiB`", size),
+    Setting("LOADER_NATIVE", "1", "compile for this CPU (`-march=native`)", ("0", "1")),
 )
 
 

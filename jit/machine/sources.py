@@ -21,10 +21,6 @@ class Unit(NamedTuple):
     root: Path
     sources: tuple[str, ...]  # relative to root; the .cu files last
 
-    def for_cpu(self) -> "Unit":
-        """The same operator without its CUDA part."""
-        return Unit(self.name, self.root, tuple(s for s in self.sources if not s.endswith(".cu")))
-
 
 def discover(root: Path) -> dict[str, Unit]:
     """All operators below `root`, by name in alphabetical order."""
@@ -67,21 +63,21 @@ def include_folders(root: str | Path) -> tuple[str, ...]:
 def _directives() -> re.Pattern:
     """`#include "x.h"`, `# import <x.h>`, `%:include X_HEADER`, read as compilers do.
 
-    Comments and continued lines may stand in between. The groups are a quoted and a bracketed name,
-    and what is neither: a macro.
+    Comments and continued lines may stand in between. The groups are the name, quoted or bracketed,
+    of a macro none.
     """
     gap = rb"(?:[ \t]|\\\r?\n|/\*.*?\*/)*"
     return re.compile(
         rb"^%b(?:#|%%:|\?\?=)%b(?:include|import|include_next|embed)\b%b" % (gap, gap, gap)
-        + rb'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n]*))',
+        + rb'(?:"([^"\n]+)"|<([^>\n]+)>|[^\n]*)',
         re.MULTILINE | re.DOTALL,
     )
 
 
 def included(content: bytes) -> tuple[str | None, ...]:
     """The names that a source includes; None for each that a macro gives."""
-    found = [quoted or bracketed for quoted, bracketed, _ in _directives().findall(content)]
-    return tuple(os.fsdecode(name) if name else None for name in found)
+    found = _directives().findall(content)
+    return tuple(os.fsdecode(quoted or bracketed) or None for quoted, bracketed in found)
 
 
 class Sources:
@@ -106,18 +102,15 @@ class Sources:
         pending = [source]
         while pending:
             path = pending.pop()
-            if path in found:
-                continue
             digest, includes = self._read(path)
-            if digest is None:
-                continue  # a header of torch, CUDA or the system: part of the toolchain
+            if digest is None or path in found:
+                continue  # without a digest: a header of torch or the system, of the toolchain
             found[path] = digest
-            folder = os.path.dirname(path)
+            places = (os.path.dirname(path), *self._folders)
             for name in includes:
                 if name is None:
                     pending += self._all_headers()
                 else:
-                    places = (folder, *self._folders)
                     pending += [os.path.normpath(os.path.join(at, name)) for at in places]
         return found
 

@@ -1,5 +1,6 @@
 """How long a call takes on its device: CUDA events, the L2 cache flushed, the median of many."""
 
+import contextlib
 import statistics
 import time as _clock
 from collections.abc import Callable, Iterable
@@ -32,8 +33,11 @@ class Times(float):
 
     def quantile(self, share: float) -> float:
         """The sample that this share of them does not exceed."""
-        ordered = sorted(self.samples)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return sorted(self.samples)[min(len(self.samples) - 1, int(share * len(self.samples)))]
+
+    def _texts(self) -> list[str]:
+        times = self, self.quantile(0.1), self.quantile(0.9)
+        return [*map(milliseconds, times), str(len(self.samples)), str(self.device)]
 
     def __reduce__(self) -> tuple:
         """A copy has the samples too."""
@@ -41,16 +45,14 @@ class Times(float):
 
     def __repr__(self) -> str:
         """`0.1463 ms (0.1460 to 0.1471 ms in 80 % of 100 calls, cuda:0)`."""
-        low, high = milliseconds(self.quantile(0.1)), milliseconds(self.quantile(0.9))
-        spread = f"{low} to {high} in 80 % of {len(self.samples)} calls"
-        return f"{milliseconds(self)} ({spread}, {self.device})"
+        median, low, high, calls, device = self._texts()
+        return f"{median} ({low} to {high} in 80 % of {calls} calls, {device})"
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
         table = Table("", ("median", "10 %", "90 %", "calls", "device"))
-        ends = milliseconds(self.quantile(0.1)), milliseconds(self.quantile(0.9))
-        table.rows.append((milliseconds(self), *ends, str(len(self.samples)), str(self.device)))
+        table.rows.append(self._texts())
         return table._repr_html_()
 
 
@@ -96,7 +98,8 @@ def time(
         if count is not None and (not isinstance(count, int) or count < least):
             raise ValueError(f"time: {name} must be {least} or more, got {count!r}")
     place = _device(device)
-    with Clock(place, flush) as clock:
+    clock = Clock(place, flush)
+    with torch.cuda.device(place) if place.type == "cuda" else contextlib.nullcontext():
         for _ in range(warmup):
             fn()
         if repeats is None:
@@ -106,16 +109,13 @@ def time(
 
 
 def _device(device: torch.device | str | None) -> torch.device:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type not in _FLUSHED:
         raise ValueError(f"time: device must be a CUDA device or the CPU, got {place}")
-    if place.type == "cuda":
-        if not torch.cuda.is_available():
-            raise RuntimeError(f'time: {place} is not there: torch sees no GPU; device="cpu"')
-        if place.index is None:
-            place = torch.device("cuda", torch.cuda.current_device())
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f'time: {place} is not there: torch sees no GPU; device="cpu"')
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", torch.cuda.current_device())
     return place
 
 
@@ -124,28 +124,17 @@ class Clock:
 
     def __init__(self, device: torch.device, flush: bool = True):
         self.device = torch.device(device)
+        self._on_gpu = self.device.type == "cuda"
         size = _FLUSHED[self.device.type]
-        if self.device.type == "cuda":
+        if self._on_gpu:
             size = min(size, torch.cuda.get_device_properties(self.device).total_memory // 8)
         self._flush = torch.empty(size, dtype=torch.uint8, device=self.device) if flush else None
-        self._guard = torch.cuda.device(self.device) if self.device.type == "cuda" else None
-
-    def __enter__(self) -> "Clock":
-        """Makes its device the current one."""
-        if self._guard:
-            self._guard.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        """Goes back to the device before."""
-        if self._guard:
-            self._guard.__exit__(*exception)
 
     def once(self, fn: Callable[[], object]) -> Any:
         """One call; on a GPU a pair of events, to be read by `results` when all is done."""
         if self._flush is not None:
             self._flush.zero_()
-        if self.device.type == "cpu":
+        if not self._on_gpu:
             start = _clock.perf_counter()
             fn()
             return 1e3 * (_clock.perf_counter() - start)
@@ -157,7 +146,7 @@ class Clock:
 
     def results(self, taken: list) -> list[float]:
         """Milliseconds of what `once` returned."""
-        if self.device.type == "cpu":
-            return taken
-        torch.cuda.synchronize(self.device)
-        return [begun.elapsed_time(ended) for begun, ended in taken]
+        if self._on_gpu:
+            torch.cuda.synchronize(self.device)
+            return [begun.elapsed_time(ended) for begun, ended in taken]
+        return taken

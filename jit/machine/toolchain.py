@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,23 +16,12 @@ from . import gpus, settings
 # Flags of the user's for the host compiler and the linker. They come before ours, which win.
 FLAGS = ["CPPFLAGS", "CFLAGS", "CXXFLAGS"]
 LINK_FLAGS = ["LDFLAGS"]
-# What else changes a compiler's output beside its command line.
-_ENVIRONMENT = [
-    "CC",
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-    "LIBRARY_PATH",
-    "COMPILER_PATH",
-    "GCC_EXEC_PREFIX",
-    "LD_RUN_PATH",
-    "SOURCE_DATE_EPOCH",
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-    "NVCC_CCBIN",
-    "PYTORCH_NVCC",
-]
 _HEADER_PATHS = ("CPATH", "CPLUS_INCLUDE_PATH")
+# What else changes a compiler's output beside its command line.
+_ENVIRONMENT = """
+CC CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX LD_RUN_PATH
+SOURCE_DATE_EPOCH NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS NVCC_CCBIN PYTORCH_NVCC
+"""
 
 # torch's flags turn off the 16-bit types' operators and conversions; kernels may want them.
 _UNDEFINE = [
@@ -48,9 +38,7 @@ class _Facts(NamedTuple):
     cxx: str | None  # identity: resolved path, size and time of change
     nvcc: str | None
     cuda_home: str | None
-    architectures: (
-        str  # as TORCH_CUDA_ARCH_LIST has them, e.g. "8.0;9.0"; "" builds for the CPU only
-    )
+    architectures: str  # as in TORCH_CUDA_ARCH_LIST, e.g. "8.0;9.0"; "" builds for the CPU only
     machine: str  # instruction set, e.g. "x86_64"
     cpu: str  # digest of the CPU's features where code is made for this CPU, else ""
     torch: str
@@ -75,12 +63,11 @@ class Toolchain(_Facts):
     @cached_property
     def header_folders(self) -> tuple[str, ...]:
         """Where the user's environment lets headers be found beside our own folders."""
-        found = []
         environment = dict(fact.split("=", 1) for fact in self.environment)
-        for name in _HEADER_PATHS:
-            found += environment.get(name, "").split(os.pathsep)
-        cuda = [environment.get(f"NVCC_{which}PEND_FLAGS", "").split() for which in ("PRE", "AP")]
-        words = [*self.cflags, *cuda[0], *cuda[1]]
+        found = [f for name in _HEADER_PATHS for f in environment.get(name, "").split(os.pathsep)]
+        words = [*self.cflags]
+        for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+            words += environment.get(name, "").split()
         for word, after in zip(words, [*words[1:], ""], strict=True):
             if word[:2] in ("-I", "-i"):  # a warm import compiles no pattern
                 flag = re.fullmatch(r"-(?:I|isystem|iquote|idirafter)=?(.*)", word)
@@ -90,10 +77,6 @@ class Toolchain(_Facts):
     def command(self, variable: str) -> list[str]:
         """Return the command that `CXX` or `PYTORCH_NVCC` gives, or the usual one, as words."""
         return command(variable, self.cuda_home)
-
-    def portable(self) -> "Toolchain":
-        """The same for any CPU of this kind."""
-        return self._replace(cpu="", cflags=tuple(f for f in self.cflags if f != NATIVE))
 
 
 @cache
@@ -108,7 +91,7 @@ def current(cache_dir: Path) -> Toolchain:
     cflags += [NATIVE] if native else []
     # nvcc runs a host compiler of its own choice, which torch's load() takes from CC.
     host = os.environ.get("CC") or os.environ.get("NVCC_CCBIN") or "g++"
-    programs = [identity(command) if command else None for command in (nvcc, host)]
+    programs = [identity(command) for command in (nvcc or "", host)]
     return Toolchain(
         cxx=identity(os.environ.get("CXX") or "c++"),
         nvcc=" with ".join(filter(None, programs)) if all(programs) else None,
@@ -120,9 +103,7 @@ def current(cache_dir: Path) -> Toolchain:
         cflags=tuple(cflags),
         cuda_flags=tuple(CUDA_FLAGS),
         ldflags=tuple(words(LINK_FLAGS)),
-        environment=tuple(
-            f"{name}={os.environ[name]}" for name in _ENVIRONMENT if name in os.environ
-        ),
+        environment=tuple(f"{n}={os.environ[n]}" for n in _ENVIRONMENT.split() if n in os.environ),
     )
 
 
@@ -157,49 +138,42 @@ def command(variable: str, cuda_home: str | None = None) -> list[str]:
     Raises: ValueError for a quotation that does not end.
     """
     usual = "c++" if variable == "CXX" else os.path.join(cuda_home or "", "bin", "nvcc")
-    text = os.environ.get(variable) or usual
-    return [text] if os.path.isfile(text) else split(text)
+    return _words(os.environ.get(variable) or usual)
+
+
+def _words(command: str) -> list[str]:
+    return [command] if os.path.isfile(command) else split(command)
 
 
 def identity(command: str) -> str | None:
     """Return which programs a command such as `ccache g++` runs; None where one is missing."""
     facts: list[str] = []
     try:
-        words = [command] if os.path.isfile(command) else split(command)
+        words = _words(command)
     except ValueError:
         return None  # a quotation that does not end
     for word in words:
         path = shutil.which(word)
-        if path is None:
-            if not facts or not word.startswith("-"):
-                return None
+        if path is not None:
+            path = os.path.realpath(path)
+            stat = os.stat(path)
+            facts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+        elif facts and word.startswith("-"):
             facts.append(word)
-            continue
-        path = os.path.realpath(path)
-        stat = os.stat(path)
-        facts.append(f"{path} {stat.st_size} {stat.st_mtime_ns}")
+        else:
+            return None
     return "; ".join(facts) or None
 
 
 def cuda_home() -> str | None:
     """Return the toolkit where torch would look for nvcc, else the `nvidia-cuda-nvcc` package."""
     nvcc = shutil.which("nvcc")
-    packages = [
-        os.path.join(path, "nvidia", "cu*") for path in sys.path if path.endswith("-packages")
-    ]
-    candidates = [
-        os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"),
-        os.path.dirname(os.path.dirname(os.path.realpath(nvcc))) if nvcc else None,
-        "/usr/local/cuda",
-    ]
-    for home in candidates:
-        if home and os.path.exists(os.path.join(home, "bin", "nvcc")):
-            return home
-    for pattern in packages:
-        for home in sorted(glob.glob(pattern), reverse=True):
-            if os.path.exists(os.path.join(home, "bin", "nvcc")):
-                return home
-    return None
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    beside = os.path.dirname(os.path.dirname(os.path.realpath(nvcc))) if nvcc else None
+    packages = [os.path.join(path, "nvidia/cu*") for path in sys.path if path.endswith("-packages")]
+    wheels = (home for path in packages for home in sorted(glob.glob(path), reverse=True))
+    homes = chain([named, beside, "/usr/local/cuda"], wheels)
+    return next((home for home in homes if home and os.path.exists(f"{home}/bin/nvcc")), None)
 
 
 def architectures(cache_dir: Path) -> str:
@@ -209,11 +183,6 @@ def architectures(cache_dir: Path) -> str:
         return ";".join(sorted({a for a in re.split(r"[ ;,]+", named) if a}))
     there = gpus.devices()
     return gpus.remembered_capabilities(there, cache_dir / "gpus.json") if there else ""
-
-
-def has_gpu() -> bool:
-    """True if there is a GPU for this process, as far as can be told without waking CUDA."""
-    return bool(gpus.devices())
 
 
 def cpu_features() -> str:

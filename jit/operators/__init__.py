@@ -2,7 +2,7 @@
 
 Doors: `session` (the operators of one folder), `recipe` (how one is built), `frame` (for
 `ops/X.py`, with `elementwise` and `shapes`), `offered` (what an operator adds to `loader`),
-`library` (`loader.Library`), `explain`, `new`.
+`library` (`loader.Library`), `schemas` (what torch knows of them), `explain`, `new`.
 
 Imports `build`, `cache`, `machine` and `errors`.
 """

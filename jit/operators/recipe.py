@@ -13,15 +13,16 @@ from ..cache.store import Store
 from ..errors import BuildError
 from ..errors.diagnose import explain_failure
 from ..machine.sources import HOME, Sources, Unit
-from ..machine.toolchain import Toolchain
+from ..machine.toolchain import NATIVE, Toolchain
 
 # Has ptxas tell registers and spills of each kernel, which `loader.reload()` shows.
 _TELL_RESOURCES = ["-Xptxas", "-v"]
 # libstdc++'s <cmath> without C++17's Bessel functions and their like, which nvcc would read three
 # times for each source, but with the <limits> that they bring along.
 _NO_SPECIAL_FUNCTIONS = ["-include", "limits", "-D_GLIBCXX_BITS_SPECFUN_H"]
-# An operator's loops are in kernels/. With -march=native torch's headers have those of all vector
-# instructions; with these the sources in ops/ take little more than half as long.
+# Where an operator has files in kernels/, its loops are there, and ops/X.cpp checks and allocates:
+# without -march=native, with which torch's headers have those of all vector instructions, and with
+# this it takes little more than half as long.
 _GLUE = "-O1"
 
 
@@ -108,9 +109,10 @@ class OperatorRecipe:
                 command += ["-ccbin", host]
             command += found.cuda(self.unit, includes, own)
         else:
-            glue = source.startswith("ops/")
-            own = [*toolchain.portable().cflags, _GLUE] if glue else [*toolchain.cflags]
-            own += [*found.quicker, *define]
+            cflags = toolchain.cflags
+            if source.startswith("ops/") and len(self.sources) > 1:
+                cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
+            own = [*cflags, *found.quicker, *define]
             command = toolchain.command("CXX")
             command += found.cxx(self.unit, includes, own, self._with_cuda)
         return Compile(

@@ -37,10 +37,14 @@ def note(layer: Path, unit: str, key: str, belongs: Callable[[str], bool]) -> No
     known = files.read_record(layer / _RECORD) or {}
     if known.get(unit, [""])[0] == key:
         return
+    files.write_record(layer / _RECORD, known | {unit: [key, known_to_torch(belongs)]})
+
+
+def known_to_torch(belongs: Callable[[str], bool]) -> list[str]:
+    """Return the schemas of our operators that torch has now, of whose names `belongs` is true."""
     names = (name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
     ours = {name for name in names if name.startswith("octet::") and belongs(name[7:])}
-    schemas = [str(s) for name in ours for s in torch._C._jit_get_schemas_for_operator(name)]
-    files.write_record(layer / _RECORD, known | {unit: [key, sorted(schemas)]})
+    return sorted(str(s) for name in ours for s in torch._C._jit_get_schemas_for_operator(name))
 
 
 def declare(schemas: dict[str, list[str]], load: Callable[[str], object]) -> None:

@@ -152,10 +152,10 @@ class Session:
             for name in idle:
                 self.errors.pop(name, None)
             found, why = self.find(idle), why or {}
-            compile_commands.write(self.root, self.toolchain)
             wanted = [name for name in idle if name in found or name in why]
             missing = [name for name in wanted if not self.is_foreign(name)]
             if not missing:
+                compile_commands.write(self.root, self.toolchain)
                 return None
             from ..build.batch import Batch
             from ..build.engine import Job
@@ -167,7 +167,9 @@ class Session:
                 reason, done = why.get(recipe.unit, ""), self._finished
                 self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
             report = Progress(missing, self.caches[-1], behind and self._reasons(recipes))
-            return Batch([self._jobs[name] for name in missing], self.store, report).start()
+            batch = Batch([self._jobs[name] for name in missing], self.store, report).start()
+            compile_commands.write(self.root, self.toolchain)  # while compilers run
+            return batch
 
     def build(self, names: list[str]) -> dict[str, BuildError]:
         """Build those that the store lacks, and wait for all; the errors."""

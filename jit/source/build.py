@@ -243,19 +243,19 @@ def _alone(key: str) -> Iterator[None]:
 
     256 files serve all keys. Where no file can be locked nobody waits.
     """
-    from ..build.locks import close_lock, open_lock
+    from ..cache.lock import lock_of
 
     work = Store(settings.cache_dirs(units.HOME)).path.parent / "work"
     lock = None
     with contextlib.suppress(BuildError, OSError):  # what publishes will say why
         make_private(work)
-        lock = open_lock(work / f"{UNIT}-{key[:2]}")
+        lock = lock_of(work / f"{UNIT}-{key[:2]}")
         lock.take(wait=True)
     try:
         yield
     finally:
         if lock:
-            close_lock(lock)
+            lock.close()
 
 
 def _types_of(encoded: str) -> list[str]:
