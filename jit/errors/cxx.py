@@ -8,7 +8,7 @@ import contextlib
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _KEYWORDS = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
@@ -61,27 +61,22 @@ def _blanks(match: re.Match) -> str:
     return re.sub(r"[^\r\n]", " ", match[0])
 
 
-@dataclass(frozen=True)
-class Directive:
+class Directive(NamedTuple):
     """A line of the preprocessor's, with the lines that continue it; `rest` as it is written."""
 
     name: str
     rest: str
-    begin: int
-    end: int
 
 
 def directives(text: str) -> Iterator[Directive]:
     """Yield the preprocessor's lines of a source, comments left out."""
     code = blanked(text)
     for match in _DIRECTIVE.finditer(blanked(text, strings=False)):
-        if code.find("#", match.start(), match.end()) < 0:
-            continue  # within a string of several lines
-        yield Directive(match["name"], match["rest"].strip(), match.start(), match.end())
+        if "#" in code[match.start() : match.end()]:  # else within a string of several lines
+            yield Directive(match["name"], match["rest"].strip())
 
 
-@dataclass(frozen=True)
-class Include:
+class Include(NamedTuple):
     """A header's name as a source has it; `quoted` where that is "name" and not <name>."""
 
     name: str

@@ -1,6 +1,5 @@
 """How an operator is made: its sources compiled side by side, one link."""
 
-import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -46,12 +45,7 @@ class OperatorRecipe:
 
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler."""
-        if self._toolchain.cxx is None:
-            command = os.environ.get("CXX") or "c++"
-            raise BuildError(
-                f"no C++ compiler: `{command}` is not on PATH; install one "
-                "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
-            )
+        flags.check_compiler(self._toolchain)
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
         """Compile what is not there yet and link the library."""
@@ -77,13 +71,8 @@ class OperatorRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, where they are, and where the whole output lies."""
-        log, where = workshop.folder.parent / f"{self.label}.log", ""
-        with contextlib.suppress(OSError):
-            log.write_text("\n".join(workshop.said))
-            where = f"\nThe whole output is in {log}"
         causes = explain_failure(output, self._unit.root, self.sources)
-        message = f"{self.label} could not be built:\n{causes}{where}"
-        return BuildError(message, self.label, str(log) if where else None)
+        return workshop.failure(self.label, causes, f"{self.label}.log")
 
     def cost(self) -> int:
         """Return a guess at the work."""
