@@ -157,9 +157,8 @@ __device__ inline void slopes(const A* table, const Place<A>& place, int32_t S, 
 }
 
 template <typename T, bool kTetrahedral>
-__global__ void __launch_bounds__(kLutThreads, sizeof(T) == 8                   ? 1
-                                               : sizeof(T) == 2 || kTetrahedral ? 4
-                                                                                : 3)
+__global__ void __launch_bounds__(kLutThreads,
+                                  sizeof(T) == 2 || (sizeof(T) == 4 && kTetrahedral) ? 4 : 0)
     image_kernel(const __grid_constant__ ApplyLut3dParams p, bool image_words, bool grad_words) {
     using A = Acc<T>;
     const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kGroup;

@@ -35,7 +35,7 @@ template <typename T>
 constexpr int kPixels = std::is_same_v<T, float> ? 1 : kGroup;
 
 template <typename T, bool kTetrahedral>
-__global__ void __launch_bounds__(kLutThreads, sizeof(T) < 4 ? 5 : 1)
+__global__ void __launch_bounds__(kLutThreads, sizeof(T) < 4 ? 5 : 0)
     lut3d_kernel(const __grid_constant__ ApplyLut3dParams p, bool words) {
     using A = Acc<T>;
     const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kPixels<T>;

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
             if (t + 1 < tiles) next = coordinates(t + 1);
             __syncwarp();
             const T* row = grad_out + c0 * p.grad_out_stride[1] +
-                           p.grad_out_points.at(job.first + (inside ? i : job.count - 1));
+                           p.grad_out_points.at_inline(job.first + (inside ? i : job.count - 1));
 #pragma unroll 2
             for (int l = 0; l < shares; ++l) {
 #pragma unroll
