@@ -117,7 +117,7 @@ struct Moved {
 /// Mirrored at the borders (with corners aligned at the outermost pixels' centres, else at their
 /// edges) until it lies between.
 template <typename A>
-HD_ONCE Moved<A> reflected(A x, A size, bool align_corners) {
+HD inline Moved<A> reflected(A x, A size, bool align_corners) {
     const A low = align_corners ? A(0) : A(-0.5), span = align_corners ? size - 1 : size;
     if (span == 0) return {0, 0};
     x -= low;

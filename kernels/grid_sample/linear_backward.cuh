@@ -288,10 +288,10 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
                              stream);
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(backward_kernel<Stored<T>, 1, D, 2>, job, each, stream);
-    constexpr int U = D == 2 ? 4 : 2, kOne = sizeof(T) < 8 ? 1 : U;  // float64 is seldom used
-    return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, kOne>
-                                      : linear_backward_any<Stored<T>, D, U>,
-                         job, each, stream);
+    constexpr int U = D == 2 ? 4 : 2;
+    return launch_points(
+        job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1> : linear_backward_any<Stored<T>, D, U>,
+        job, each, stream);
 }
 template <typename T, int V>
 const char* launch_backward(GridSampleJob& job, cudaStream_t stream) {
