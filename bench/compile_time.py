@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import torch
 
@@ -82,6 +83,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--arch", help="as TORCH_CUDA_ARCH_LIST has it")
     parser.add_argument("--objects", action="store_true")
+    parser.add_argument("--results", type=Path, help="folder of the result file")
     options = parser.parse_args(arguments)
     device, rows = "cuda" if torch.cuda.is_available() else "cpu", []
     for cores in options.cores:
@@ -103,4 +105,4 @@ def main(arguments: list[str]) -> None:
         rows += found
     facts = circumstances(device, [*loader._session.units])
     facts["architectures"] = options.arch or loader._session.toolchain.architectures
-    print(keep("compile_time", device, facts, rows))
+    print(keep("compile_time", device, facts, rows, options.results))

@@ -29,11 +29,8 @@ struct PixelLayout {
     int64_t size[kLutDims], stride[kLutDims], channel;
     int32_t dims;
 
-    HD int64_t operator()(int64_t n) const { return dims == 1 ? n * stride[0] : by_size(n); }
-    HD bool dense() const { return dims == 1 && stride[0] == 3 && channel == 1; }
-
-  private:
-    HD_ONCE int64_t by_size(int64_t n) const {
+    HD int64_t operator()(int64_t n) const {
+        if (dims == 1) return n * stride[0];
         int64_t at = 0;
         for (int d = dims - 1; d > 0; --d) {
             at += n % size[d] * stride[d];
@@ -41,6 +38,7 @@ struct PixelLayout {
         }
         return at + n * stride[0];
     }
+    HD bool dense() const { return dims == 1 && stride[0] == 3 && channel == 1; }
 };
 
 struct ApplyLut3dParams {

@@ -9,7 +9,7 @@
 #define HD_ONCE HD __noinline__
 #else
 #define HD
-#define HD_ONCE
+#define HD_ONCE __attribute__((noinline))
 #endif
 // HD_ONCE: what is long and seldom run is compiled once for each kernel and not for each use.
 #define OCTET_KERNEL extern "C" __attribute__((visibility("hidden")))

@@ -17,16 +17,6 @@
 #include <typeinfo>
 #include <utility>
 
-struct uint3 {
-    unsigned x, y, z;
-};
-struct dim3 {
-    unsigned x, y, z;
-    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
-static uint3 threadIdx, blockIdx;
-static dim3 blockDim, gridDim;
-
 // CUDA's vectors: float2 to ulonglong4, with make_X.
 #define OCTET_VECTORS(T, name, wide)                                   \
     struct name##1 { T x; };                                           \
@@ -42,22 +32,18 @@ OCTET_VECTORS(unsigned char, uchar, 4)
 OCTET_VECTORS(short, short, 8)
 OCTET_VECTORS(unsigned short, ushort, 8)
 OCTET_VECTORS(int, int, 16)
+OCTET_VECTORS(unsigned, uint, 16)
 OCTET_VECTORS(long long, longlong, 16)
 OCTET_VECTORS(unsigned long long, ulonglong, 16)
 OCTET_VECTORS(float, float, 16)
 OCTET_VECTORS(double, double, 16)
-struct uint1 {
-    unsigned x;
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static uint3 threadIdx, blockIdx;
+static dim3 blockDim, gridDim;
 
 // CUDA's functions that C++ lacks.
 template <typename A, typename B>
@@ -199,6 +185,6 @@ struct octet_kernel<kernel> {
         }
     }
     inline static const char* failed;
-    static const char* type() { return typeid(void (*)(A...)).name(); }
-    static int sizes(size_t* out) { return ((*out++ = sizeof(A)), ..., int(sizeof...(A))); }
+    static const char* type() { return typeid(void(A...)).name(); }
+    static constexpr size_t sizes[] = {sizeof(A)..., 0};
 };

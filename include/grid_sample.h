@@ -18,9 +18,9 @@ struct PointsView {
     int64_t count[2], stride[3];  // of the middle and the innermost dimension; in elements
 
     HD int64_t at(int64_t p) const { return p < count[1] ? p * stride[2] : beyond_first_row(p); }
-
-  private:
-    HD_ONCE int64_t beyond_first_row(int64_t p) const {
+    HD_ONCE int64_t beyond_first_row(int64_t p) const { return at_inline(p); }
+    HD int64_t at_inline(int64_t p) const {
+        if (p < count[1]) return p * stride[2];
         const int64_t row = p / count[1], x = p % count[1];
         return row / count[0] * stride[0] + row % count[0] * stride[1] + x * stride[2];
     }
@@ -117,7 +117,7 @@ struct Moved {
 /// Mirrored at the borders (with corners aligned at the outermost pixels' centres, else at their
 /// edges) until it lies between.
 template <typename A>
-HD_ONCE inline Moved<A> reflected(A x, A size, bool align_corners) {
+HD inline Moved<A> reflected(A x, A size, bool align_corners) {
     const A low = align_corners ? A(0) : A(-0.5), span = align_corners ? size - 1 : size;
     if (span == 0) return {0, 0};
     x -= low;

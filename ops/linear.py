@@ -6,14 +6,13 @@ compute. Where it is not, it meets the derivative of F along `to`, of which each
 has the gradients. So derivatives of the second order are made of kernels that there are.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from loader.jit.operators import frame
-from loader.jit.operators.frame import asked, check_fake, check_tensors, masked, total
+from loader.jit.operators.frame import asked, check_fake, total
 
 
 class Linear:
@@ -62,12 +61,11 @@ class Linear:
         self._backward = frame.differentiable(backward_op, self._setup_backward, self._second)
         self.op, self.backward_op = op, backward_op
         self.fw = frame.forward_form(function)
-        self.bw = self._backward_form(function)
+        self.bw = frame.backward_form(function, tensors, self._given, default=(True, False))
 
     def __call__(self, first: Tensor, second: Tensor, *options) -> Tensor:
         """The differentiable operator."""
-        if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
-            check_tensors(self.name, **dict(zip(self.tensors, (first, second), strict=True)))
+        frame.check_all(self.name, self.tensors, (first, second))
         return self.forward(first, second, *self.options(first, second, *options))
 
     def gradients(self, grad_out, tensors, options, need, deterministic=None):
@@ -82,46 +80,10 @@ class Linear:
             rest.insert(self.flag, bool(deterministic))
         return self._backward(grad_out, *tensors, *rest)
 
-    def _backward_form(self, function):
-        """The public X_bw: grad_out, the arguments of X, output_mask."""
-
-        def run(grad_out, first, second, options, mask):
-            named = zip(("grad_out", *self.tensors), (grad_out, first, second), strict=True)
-            check_tensors(self.name, **dict(named))
-            options = self.options(first, second, *options)
-
-            def gradients(*need):
-                return self.gradients(grad_out, (first, second), options, need)
-
-            return masked(self.name, mask, self.tensors, gradients)
-
-        given = [*inspect.signature(function).parameters.values()][2:]
-        tensors, options = ", ".join(self.tensors), "".join(f", {p.name}" for p in given)
-        named = "".join(f", {p.name}={p.default!r}" for p in given)
-        form = eval(
-            f"lambda grad_out, {tensors}{named}, output_mask=(True, False): "
-            f"run(grad_out, {tensors}, [{options[2:]}], output_mask)",
-            {"run": run},
-        )
-        form.__name__ = form.__qualname__ = f"{self.name}_bw"
-        form.__module__ = function.__module__
-        form.__annotations__ = {
-            "grad_out": Tensor,
-            **function.__annotations__,
-            "output_mask": tuple[bool, bool],
-            "return": Tensor | tuple[Tensor, Tensor],
-        }
-        form.__doc__ = f"""The backward kernel alone: gradients of sum(grad_out * {self.name}(...)).
-
-    Args:
-        grad_out: shape, dtype and device of the output, any strides.
-        {tensors}{options}: as in the forward.
-        output_mask: which gradients to compute, of {" and of ".join(self.tensors)}.
-
-    Returns:
-        the gradient asked for, or both as a tuple; each has its tensor's shape and dtype.
-    """
-        return form
+    def _given(self, grad_out, first, second, *given, mask):
+        """What the public X_bw computes: gradients with the options that X takes."""
+        options = self.options(first, second, *given)
+        return self.gradients(grad_out, (first, second), options, mask)
 
     def _fake(self, *args):
         check_fake(self.name, **dict(zip(self.tensors, args[:2], strict=True)))

@@ -2,7 +2,7 @@
 
 Hundreds of tests build the same few sources in caches of their own. Here an object is kept under
 the digest of its preprocessed source, the arguments and the compiler; a test's folder in any of
-these does not count, nor does a comment. A source with a word from the compiler is compiled anew.
+these does not count, nor does a comment. A source whose place the compiler speaks of is compiled anew.
 """
 
 import contextlib
@@ -81,15 +81,20 @@ def main() -> None:
     lock = os.open(f"{stored}.lock", os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits for the object, and finds it
     if done.returncode or not os.path.exists(stored):
-        run = subprocess.run([program, *words], stderr=subprocess.PIPE, check=False)
-        sys.stderr.buffer.write(run.stderr)
-        if run.returncode == 0 and not run.stderr:
+        run = subprocess.run(
+            [program, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        sys.stdout.buffer.write(run.stdout)
+        if run.returncode == 0 and not tests.search(run.stdout.decode(errors="surrogateescape")):
+            Path(f"{stored}.said").write_bytes(run.stdout)
             shutil.copyfile(made, f"{stored}.{os.getpid()}")
             os.rename(f"{stored}.{os.getpid()}", stored)
+        sys.stdout.flush()
         if run.returncode < 0:
             os.kill(os.getpid(), -run.returncode)
         sys.exit(run.returncode)
     shutil.copyfile(stored, made)
+    sys.stdout.buffer.write(Path(f"{stored}.said").read_bytes())
 
 
 if __name__ == "__main__":

@@ -15,14 +15,8 @@ ROOT = Path(__file__).parent.parent
 
 # These files take minutes. They come first, so that no core waits for another in the end.
 LONGEST = (
-    "sanitizers",
-    "build",
-    "trial",
-    "concurrency",
-    "three_ways",
-    "examples",
-    "grid_sample",
-    "inline",
+    *("trial", "sanitizers", "build", "three_ways", "concurrency", "inline", "interrupted_edits"),
+    *("background", "examples", "reload", "damage", "hostile", "new", "grid_sample", "store"),
 )
 
 
@@ -70,6 +64,20 @@ def start_python(code: str, cwd, env: dict, start_new_session=False, fresh=False
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=start_new_session,
+    )
+
+
+def start_program(words: list, cwd, env: dict) -> warm.Process:
+    """A Python process that runs `words`, a file or `-m` and a module, and arguments for it."""
+    module = words[0] == "-m"
+    program, *arguments = map(str, words[module:])
+    place = str(cwd) if module else os.path.dirname(program)
+    run = f"run_module({program!r}, alter_sys=True," if module else f"run_path({program!r},"
+    return start_python(
+        f"import sys; sys.argv[:] = {[program, *arguments]}; sys.path[0] = {place!r}\n"
+        f"import runpy; runpy.{run} run_name='__main__')  # torch",
+        cwd,
+        env,
     )
 
 
@@ -127,15 +135,8 @@ class Checkout:
 
     def command(self, *arguments: str, **changes) -> subprocess.CompletedProcess:
         """Run `python -m loader ...` in the checkout."""
-        return subprocess.run(
-            [sys.executable, "-m", "loader", *arguments],
-            cwd=self.root,
-            env=self.environment(**{"LOADER_BUILD": None, **changes}),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        env = self.environment(**{"LOADER_BUILD": None, **changes})
+        return ended(start_program(["-m", "loader", *arguments], self.root, env))
 
     def entries(self) -> list[str]:
         """Names of the store's entries."""

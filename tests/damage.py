@@ -16,6 +16,7 @@ import random
 import shutil
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -80,9 +81,10 @@ def use(checkout, kind: str, out: Path) -> None:
 
         import loader
 
+        warnings.filterwarnings("error", "kernels from a string")  # which do without the cache
         try:
             exec(KINDS[kind], {"loader": loader, "torch": torch})
-        except loader.BuildError as error:
+        except (loader.BuildError, UserWarning) as error:
             out.write_text(f"refused: {error}")
             os._exit(0)
         maps = Path("/proc/self/maps").read_text().splitlines()

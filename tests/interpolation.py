@@ -2,30 +2,29 @@
 
 import pytest
 import torch
+from battery import DTYPES, OperatorTests
 from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 
-import loader
-
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # N, F: empty in either, single, odd tails, each narrow kernel, 16-byte vectors, several to a thread.
 CASES = [(0, 4), (5, 0), (1, 1), (300, 1), (37, 3), (129, 2), (513, 4), (200, 8), (67, 12), (70, 32),
          (130, 64), (33, 65), (9, 256), (5, 1000)]  # fmt: skip
 LAYOUTS = ["plain", "every other feature", "one cell for all", "corners last", "off by one element"]
 
 
-class InterpolationTests:
+class InterpolationTests(OperatorTests):
     """`name`, and `D` axes."""
 
-    name: str
     D: int
+    backward_refuses = (
+        (lambda grad: grad[:3], "grad_out must be (N, F) = (4, 3), got (3, 3)"),
+        (lambda grad: grad[0], "grad_out must be (N, F) = (4, 3), got (3,)"),
+        (lambda grad: grad.double(), "grad_out must have the dtype of feats, float32, got float64"),
+    )
 
     @property
     def K(self):
         return 2**self.D
-
-    def form(self, suffix=""):
-        return getattr(loader, self.name + suffix)
 
     def sample(self, N, F, device="cpu", dtype=torch.float32, points_dtype=None, layout="plain"):
         """Features in [-1, 1) in one of several layouts in memory, points within the cell."""
@@ -43,6 +42,22 @@ class InterpolationTests:
         }[layout]()
         points = (torch.rand(N, self.D, **make) * 2 - 1).to(points_dtype or torch.float32)
         return feats, points, uniform(N, F)
+
+    def small(self, device="cpu", dtype=torch.float64, seed=0):
+        feats, points, _ = self.sample(4, 3, device, dtype, dtype)
+        return [(1 - 0.1 * seed) * feats, (1 - 0.2 * seed) * points]
+
+    def large(self, device):
+        return [[*self.sample(4096, 32, device)[:2]]]
+
+    def cases(self, tensors):
+        grad_out = torch.ones_like(tensors[0][:, 0]).requires_grad_()
+        feats, points = tensors
+        yield "", tensors
+        yield "", [x.detach()[:0].requires_grad_() for x in tensors]
+        yield "_backward", (grad_out, feats, points, True, True)
+        yield "_backward", (grad_out, None, points, True, False)
+        yield "_backward", (grad_out, feats, points, False, True)
 
     def expected(self, feats, points, grad_out):
         """Forward and both gradients by the reference, in float64 on the CPU."""
@@ -148,127 +163,6 @@ class InterpolationTests:
         if bad != 1e30:
             assert not out[7].isfinite().any()
 
-    def test_gradients(self, device):
-        feats, points, _ = self.sample(4, 3, device, torch.float64, torch.float64)
-        inputs = (feats.requires_grad_(), points.requires_grad_())
-        assert torch.autograd.gradcheck(self.form(), inputs)
-        assert torch.autograd.gradgradcheck(self.form(), inputs)
-
-    @pytest.mark.parametrize("mask", [(True, False), (False, True), (True, True)])
-    def test_gradients_only_where_they_are_asked_for(self, mask, device):
-        feats, points, grad_out = self.sample(16, 4, device)
-        feats.requires_grad_(mask[0])
-        points.requires_grad_(mask[1])
-        out = self.form()(feats, points)
-        out.backward(grad_out)
-        _, *expected = self.expected(feats, points, grad_out)
-        for x, wanted, grad in zip((feats, points), mask, expected, strict=True):
-            assert (x.grad is not None) == wanted
-            if wanted:
-                assert_close(x.grad.cpu().double(), grad, rtol=1e-5, atol=1e-5)
-
-    def test_third_derivative(self):
-        feats, points, _ = self.sample(3, 2, "cpu", torch.float64, torch.float64)
-
-        def third(function):
-            x = points.clone().requires_grad_()
-            y = function(feats, x).pow(2).sum()
-            for _ in range(3):
-                (grad,) = torch.autograd.grad(y, x, create_graph=True)
-                y = grad.pow(2).sum()
-            return grad
-
-        assert_close(third(self.form()), third(self.form("_reference")))
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_registered_operators_pass_opcheck(self, dtype, device):
-        feats, points, grad_out = self.sample(6, 4, device, dtype)
-        feats.requires_grad_(), points.requires_grad_(), grad_out.requires_grad_()
-        operators = torch.ops.octet
-        forward = getattr(operators, self.name).default
-        backward = getattr(operators, self.name + "_backward").default
-        torch.library.opcheck(forward, (feats, points))
-        empty = [x.detach()[:0].requires_grad_() for x in (feats, points)]
-        torch.library.opcheck(forward, empty)
-        torch.library.opcheck(backward, (grad_out, feats, points, True, True))
-        torch.library.opcheck(backward, (grad_out, None, points, True, False))
-        torch.library.opcheck(backward, (grad_out, feats, points, False, True))
-
-    @pytest.mark.filterwarnings("ignore")  # what torch.compile itself says
-    def test_compiles_as_one_graph(self, device):
-        feats, points, _ = self.sample(32, 4, device)
-
-        def loss(feats, points):
-            return self.form()(feats * 2, points).square().sum()
-
-        results = []
-        for run in (loss, torch.compile(loss, fullgraph=True, dynamic=True)):
-            leaves = feats.clone().requires_grad_(), points.clone().requires_grad_()
-            value = run(*leaves)
-            value.backward()
-            results.append([value.detach(), *(x.grad for x in leaves)])
-        assert_close(results[0], results[1])
-
-    def test_function_transforms(self):
-        feats, points, _ = self.sample(10, 4)
-        cells, places = feats.view(2, 5, self.K, 4), points.view(2, 5, self.D)
-
-        def loss(feats, points):
-            return self.form()(feats, points).square().sum()
-
-        grads = torch.func.grad(loss, argnums=(0, 1))(feats, points)
-        reference = torch.func.grad(
-            lambda f, p: self.form("_reference")(f, p).square().sum(), argnums=(0, 1)
-        )(feats, points)
-        assert_close(grads, reference)
-        batched = torch.func.vmap(self.form())(cells, places)
-        assert_close(batched.flatten(0, 1), self.form()(feats, points))
-        shared = torch.func.vmap(self.form(), in_dims=(0, None))(cells, places[0])
-        assert_close(shared[1], self.form()(cells[1], places[0]))
-        each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)))(cells, places)
-        assert_close(each[1].flatten(0, 1), grads[1])
-
-    @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own
-    def test_forward_mode_raises(self):
-        """There is no rule for tangents; dropping one silently would be a wrong derivative."""
-        feats, points, _ = self.sample(3, 2)
-        with pytest.raises(RuntimeError, match="jvp"):
-            torch.func.jvp(lambda x: self.form()(feats, x), (points,), (points,))
-
-    @pytest.mark.cuda
-    def test_current_stream(self):
-        """The kernel waits for what is queued before it in the caller's stream."""
-        feats, points, _ = self.sample(4096, 32, "cuda")
-        expected = self.form()(feats, points)
-        side = torch.cuda.Stream()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            later = torch.zeros_like(feats)
-            torch.cuda._sleep(50_000_000)
-            later.copy_(feats)
-            out = self.form()(later, points)
-        side.synchronize()
-        assert torch.equal(out, expected)
-
-    @pytest.mark.cuda
-    def test_captured_in_a_graph(self):
-        feats, points, grad_out = self.sample(512, 4, "cuda")
-        self.form("_bw")(grad_out, feats, points, (True, True))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = self.form()(feats, points)
-        feats.mul_(2)
-        graph.replay()
-        assert torch.equal(out, self.form()(feats, points))
-
-    @pytest.mark.cuda
-    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-    def test_second_gpu(self):
-        """Works on cuda:1 while cuda:0 is current, and leaves it current."""
-        self.check(*self.sample(100, 4, "cuda:1"))
-        self.check(*self.sample(100, 32, "cuda:1", torch.float16))
-        assert torch.cuda.current_device() == 0
-
     def test_more_than_2_31_elements(self):
         """Offsets beyond 32 bits, on memory that one row stands for."""
         F = 64
@@ -296,80 +190,23 @@ class InterpolationTests:
         for x, tail in zip(grads, tails, strict=True):
             assert torch.equal(x[-700:], tail)
 
-    def test_same_bits_in_every_run(self, device):
-        feats, points, grad_out = self.sample(3000, 32, device)
-        first = self.form("_bw")(grad_out, feats, points, (True, True))
-        for _ in range(5):
-            again = self.form("_bw")(grad_out, feats, points, (True, True))
-            assert all(map(torch.equal, first, again))
-
     def bad_input(self):
-        """Arguments, the exception's type, and its whole message after the operator's name."""
         K, D = self.K, self.D
         feats, points = torch.rand(4, K, 2), torch.rand(4, D)
         corners = f"stack the corners of a cell along dimension 1, {self.corner_order}"
-        four = "float32, float64, float16 or bfloat16"
-        return {
-            "wrong rank": ((feats[0], points), RuntimeError, f"feats must be (N, {K}, F), got ({K}, 2); {corners}"),
-            "one corner short": ((feats[:, 1:], points), RuntimeError, f"feats must be (N, {K}, F), got (4, {K - 1}, 2); {corners}"),
-            "other N": ((feats, points[:3]), RuntimeError, f"feats (N, {K}, F) and points (N, {D}) must have the same N, got (4, {K}, 2) and (3, {D})"),
-            "points too narrow": ((feats, points[:, 1:]), RuntimeError, f"points must be (N, {D}), got (4, {D - 1})"),
-            "integer feats": ((feats.int(), points), RuntimeError, f"feats must be {four}, got int32; convert it, e.g. feats.float()"),
-            "integer points": ((feats, points.long()), RuntimeError, f"points must be {four}, got int64; convert it, e.g. points.float()"),
-            "complex feats": ((feats + 0j, points), RuntimeError, f"feats must be {four}, got complex64; convert it, e.g. feats.float()"),
-            "sparse feats": ((feats.to_sparse(), points), RuntimeError, "feats must be a dense tensor, got a sparse or packed one; use feats.to_dense()"),
-            "numpy array": ((feats.numpy(), points), TypeError, "feats must be a torch.Tensor, got ndarray; convert it with torch.from_numpy()"),
-            "None": ((feats, None), TypeError, "points must be a torch.Tensor, got NoneType"),
-            "list": (([1.0], points), TypeError, "feats must be a torch.Tensor, got list; convert it with torch.tensor()"),
-            "meta device": ((feats.to("meta"), points.to("meta")), RuntimeError, "feats is on the meta device, which holds no data; make it on the CPU or a CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"),
-            "meta points": ((feats, points.to("meta")), RuntimeError, "points is on the meta device, which holds no data; make it on the CPU or a CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"),
-        }  # fmt: skip
+        return (
+            ((feats[0], points), {}, RuntimeError, f"feats must be (N, {K}, F), got ({K}, 2); {corners}"),
+            ((feats[:, 1:], points), {}, RuntimeError, f"feats must be (N, {K}, F), got (4, {K - 1}, 2); {corners}"),
+            ((feats, points[:3]), {}, RuntimeError, f"feats (N, {K}, F) and points (N, {D}) must have the same N, got (4, {K}, 2) and (3, {D})"),
+            ((feats, points[:, 1:]), {}, RuntimeError, f"points must be (N, {D}), got (4, {D - 1})"),
+        )  # fmt: skip
 
-    def test_bad_input_gets_one_clear_message(self):
-        for case, (arguments, kind, message) in self.bad_input().items():
-            for form in ("", "_fw"):
-                with pytest.raises(kind) as caught:
-                    self.form(form)(*arguments)
-                assert (
-                    type(caught.value) is kind and str(caught.value) == f"{self.name}: {message}"
-                ), case
-
-    @pytest.mark.parametrize(
-        "case", ["wrong rank", "one corner short", "other N", "points too narrow"]
-    )
-    def test_a_wrong_shape_reads_the_same_without_data(self, case):
+    def test_a_wrong_shape_reads_the_same_without_data(self):
         """What torch.compile and torch.export get; the cure comes with the data."""
-        arguments, kind, message = self.bad_input()[case]
-        operator = getattr(torch.ops.octet, self.name)
-        with FakeTensorMode() as mode, pytest.raises(kind) as caught:
-            operator(*map(mode.from_tensor, arguments))
-        assert f"{self.name}: {message.split(';')[0]}" in str(caught.value)
-
-    def test_bad_input_of_the_backward(self):
-        feats, points, grad_out = self.sample(4, 2)
-        bw = self.form("_bw")
-        for arguments, message in (
-            ((grad_out[:3], feats, points), "grad_out must be (N, F) = (4, 2), got (3, 2)"),
-            ((grad_out.double(), feats, points), "grad_out must have the dtype of feats, float32, got float64"),
-            ((grad_out[0], feats, points), "grad_out must be (N, F) = (4, 2), got (2,)"),
-        ):  # fmt: skip
-            with pytest.raises(RuntimeError) as caught:
-                bw(*arguments)
-            assert str(caught.value) == f"{self.name}: {message}"
-        with pytest.raises(ValueError, match="output_mask must be two flags"):
-            bw(grad_out, feats, points, (False, False))
-        with pytest.raises(TypeError, match=r"grad_out must be a torch\.Tensor, got float"):
-            bw(1.0, feats, points)
-
-    @pytest.mark.cuda
-    def test_mixed_devices(self):
-        feats, points, _ = self.sample(4, 2)
-        with pytest.raises(RuntimeError) as caught:
-            self.form()(feats.cuda(), points)
-        expected = (
-            "points must be on the device of feats, cuda:0, got cpu; move one of them with .to()"
-        )
-        assert str(caught.value) == f"{self.name}: {expected}"
+        for arguments, _, kind, message in self.bad_input():
+            with FakeTensorMode() as mode, pytest.raises(kind) as caught:
+                self.raw()(*map(mode.from_tensor, arguments))
+            assert f"{self.name}: {message.split(';')[0]}" in str(caught.value)
 
     def test_integers_cannot_require_gradients(self):
         """torch itself refuses, before the operator is called."""

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from battery import DTYPES, OperatorTests
 from scipy.interpolate import RegularGridInterpolator
 from torch.testing import assert_close
 
-import loader
 from loader import apply_lut3d, apply_lut3d_bw, apply_lut3d_fw, apply_lut3d_reference
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 METHODS = ["trilinear", "tetrahedral"]
 # One pixel, a group of four and a rest, several blocks, a plain and a batched image.
 SHAPES = [(), (1,), (7,), (1001,), (37, 50), (2, 3, 20, 31)]
@@ -63,6 +62,49 @@ def check_bytes(ours, image, lut, method):
     off = ours.cpu() != level.floor()
     assert ((level - level.round()).abs()[off] < error).all()
     assert ((ours.cpu().double() - level.floor()).abs() <= 1).all()
+
+
+class TestApplyLut3d(OperatorTests):
+    name = "apply_lut3d"
+    options = {"interpolation": "tetrahedral"}
+    variants = tuple({"interpolation": method} for method in METHODS)
+    dtypes = f"uint8, {OperatorTests.dtypes}"
+    rounding = {"rtol": 1e-4, "atol": 1e-4}
+    backward_refuses = (
+        (lambda grad: grad[:1], "grad_out must have the shape of image, (2, 5, 3), got (1, 5, 3)"),
+        (lambda grad: grad.double(), "grad_out must have the dtype of image, float32, got float64"),
+    )
+
+    def small(self, device="cpu", dtype=torch.float64, seed=0):
+        image, lut = sample((2, 5), 3, device, dtype, dtype)
+        return [(1 - 0.1 * seed) * image, (1 - 0.2 * seed) * lut]
+
+    def large(self, device):
+        real, lut = sample((300, 400), 33, device)
+        return [[real, lut], [*sample((1500, 1400), 33, device, torch.uint8)]]
+
+    def cases(self, tensors):
+        image, lut = tensors
+        grad_out = image.detach().clone().requires_grad_()
+        for method in METHODS:
+            yield "", (image, lut, method)
+            yield "", (image.detach().half(), lut, method)
+            yield "", ((image.detach() > 0.5).byte(), lut.detach(), method)
+            for fixed in (True, False):
+                yield "_backward", (grad_out, image, lut, method, True, True, fixed)
+
+    def bad_input(self):
+        image, lut = torch.rand(4, 5, 3), torch.rand(3, 3, 3, 3)
+        return (
+            ((image.movedim(-1, 0), lut), {}, RuntimeError, "image must be (..., 3), got (3, 4, 5); move the channels last, e.g. image.movedim(-3, -1)"),
+            ((torch.tensor(1.0), lut), {}, RuntimeError, "image must be (..., 3), got (); move the channels last, e.g. image.movedim(-3, -1)"),
+            ((image, lut[0]), {}, RuntimeError, "lut must be (S, S, S, 3), indexed [r, g, b], got (3, 3, 3)"),
+            ((image, lut[:2]), {}, RuntimeError, "lut must be (S, S, S, 3), indexed [r, g, b], got (2, 3, 3, 3)"),
+            ((image, lut[:1, :1, :1]), {}, RuntimeError, "lut must have 2 to 1024 entries along an axis, got shape (1, 1, 1, 3)"),
+            ((image, lut.byte()), {}, RuntimeError, "lut must be float32, float64, float16 or bfloat16, got uint8; convert it, e.g. lut.float()"),
+            ((image, lut), {"interpolation": "nearest"}, ValueError, "interpolation must be 'trilinear' or 'tetrahedral', got 'nearest'"),
+            ((image, lut), {"interpolation": None}, ValueError, "interpolation must be 'trilinear' or 'tetrahedral', got None"),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -228,41 +270,6 @@ def test_gradients_match_the_reference(dtype, method, device):
             assert_close(alone, grads[k], rtol=0, atol=atol if k else 0)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_derivatives_of_any_order(method, device):
-    make = {"dtype": torch.float64, "device": device}
-    image = (torch.rand(2, 5, 3, **make) * 1.2 - 0.1).requires_grad_()
-    lut = torch.rand(3, 3, 3, 3, **make, requires_grad=True)
-
-    def function(image, lut):
-        return apply_lut3d(image, lut, method)
-
-    # The order of atomic additions moves a gradient by a last bit.
-    options = {"nondet_tol": 0 if device == "cpu" else 1e-12}
-    assert torch.autograd.gradcheck(function, (image, lut), **options)
-    assert torch.autograd.gradgradcheck(function, (image, lut), **options)
-
-    def third(form):
-        x, table = image.detach().clone().requires_grad_(), lut.detach()
-        y = form(x, table, method).pow(3).sum()
-        for _ in range(3):
-            (grad,) = torch.autograd.grad(y, x, create_graph=True)
-            y = grad.pow(2).sum()
-        return grad
-
-    assert_close(third(apply_lut3d), third(apply_lut3d_reference))
-
-
-def test_gradients_only_where_they_are_asked_for():
-    image, lut = sample((9,), 4)
-    for mask in ((True, False), (False, True), (True, True)):
-        leaves = [
-            x.clone().requires_grad_(need) for x, need in zip((image, lut), mask, strict=True)
-        ]
-        apply_lut3d(*leaves).sum().backward()
-        assert [x.grad is not None for x in leaves] == [*mask]
-
-
 def test_whole_numbers_have_no_gradient():
     image, lut = sample((9,), 4, dtype=torch.uint8)
     assert not apply_lut3d(image, lut.requires_grad_()).requires_grad
@@ -306,58 +313,6 @@ def test_table_gradient_is_the_same_in_every_run(method, device):
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_registered_operators_pass_opcheck(method, device):
-    image, lut = (x.requires_grad_() for x in sample((6, 7), 3, device))
-    grad_out = image.detach().clone().requires_grad_()
-    forward, backward = torch.ops.octet.apply_lut3d, torch.ops.octet.apply_lut3d_backward
-    torch.library.opcheck(forward.default, (image, lut, method))
-    torch.library.opcheck(forward.default, (image.detach().half(), lut, method))
-    torch.library.opcheck(forward.default, ((image.detach() > 0.5).byte(), lut.detach(), method))
-    torch.library.opcheck(backward.default, (grad_out, image, lut, method, True, True, True))
-    torch.library.opcheck(backward.default, (grad_out, image, lut, method, True, True, False))
-
-
-@pytest.mark.filterwarnings("ignore")  # what torch.compile itself says
-def test_compiles_as_one_graph(device):
-    image, lut = sample((20, 24), 5, device)
-
-    def loss(image, lut):
-        return apply_lut3d(image * 0.9, lut, "tetrahedral").square().sum()
-
-    results = []
-    for run in (loss, torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")):
-        leaves = image.clone().requires_grad_(), lut.clone().requires_grad_()
-        value = run(*leaves)
-        value.backward()
-        results.append([value.detach(), *(x.grad for x in leaves)])
-    assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
-
-
-def test_function_transforms():
-    images, _ = sample((3, 6, 7), 3, dtype=torch.float64)
-    luts = torch.rand(3, 3, 3, 3, 3, dtype=torch.float64)
-
-    def loss(image, lut):
-        return apply_lut3d(image, lut, "trilinear").square().sum()
-
-    grad = torch.func.grad(loss, argnums=(0, 1))
-    for dims in ((0, 0), (0, None), (None, 0)):
-        args = [x if d == 0 else x[1] for x, d in zip((images, luts), dims, strict=True)]
-        each = [[x[i] if d == 0 else x for x, d in zip(args, dims, strict=True)] for i in range(3)]
-        for function in (apply_lut3d, loss):
-            expected = torch.stack([function(*a) for a in each])
-            assert_close(torch.vmap(function, dims)(*args), expected)
-        for ours, *expected in zip(
-            torch.vmap(grad, dims)(*args), *(grad(*a) for a in each), strict=True
-        ):
-            assert_close(ours, torch.stack(expected))
-    to_image = torch.vmap(torch.func.grad(loss), (0, None))(images, luts[0])
-    assert_close(to_image[2], torch.func.grad(loss)(images[2], luts[0]))
-    twice = torch.vmap(torch.vmap(apply_lut3d, (0, None)))(images, luts)
-    assert_close(twice, torch.vmap(apply_lut3d)(images, luts))
-
-
 def test_more_than_2_31_elements():
     """Offsets beyond 32 bits, in memory of which only the rows are ever touched."""
     rows, lut = sample((3, 100), 3, dtype=torch.uint8)
@@ -389,89 +344,6 @@ def test_more_than_2_31_elements_in_memory(dtype):
         assert_close(many, few * 800, rtol=1e-3, atol=1)
 
 
-@pytest.mark.cuda
-def test_current_stream_and_graphs():
-    """Kernels wait for what is queued before them in the caller's stream, and can be captured."""
-    image, lut = sample((1500, 1400), 33, "cuda", torch.uint8)
-    expected = apply_lut3d(image, lut)
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        later = torch.zeros_like(image)
-        torch.cuda._sleep(50_000_000)
-        later.copy_(image)
-        out = apply_lut3d(later, lut)
-    side.synchronize()
-    assert torch.equal(out, expected)
-    real = image / 255
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = apply_lut3d(image, lut)
-        grads = apply_lut3d_bw(real, real, lut, output_mask=(True, True))
-    image.copy_(image.flip(0)), real.copy_(real.flip(0))
-    graph.replay()
-    assert torch.equal(out, expected.flip(0))
-    again = apply_lut3d_bw(real, real, lut, output_mask=(True, True))
-    assert_close(grads, again, rtol=1e-3, atol=1e-3)
-
-
-def test_bad_input_gets_one_clear_message():
-    image, lut = torch.rand(4, 5, 3), torch.rand(3, 3, 3, 3)
-    meta = "is on the meta device, which holds no data; make it on the CPU or a CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"
-    for arguments, kind, message in (
-        ((image.movedim(-1, 0), lut), RuntimeError, "image must be (..., 3), got (3, 4, 5); move the channels last, e.g. image.movedim(-3, -1)"),
-        ((torch.tensor(1.0), lut), RuntimeError, "image must be (..., 3), got (); move the channels last, e.g. image.movedim(-3, -1)"),
-        ((image, lut[0]), RuntimeError, "lut must be (S, S, S, 3), indexed [r, g, b], got (3, 3, 3)"),
-        ((image, lut[:2]), RuntimeError, "lut must be (S, S, S, 3), indexed [r, g, b], got (2, 3, 3, 3)"),
-        ((image, lut[:1, :1, :1]), RuntimeError, "lut must have 2 to 1024 entries along an axis, got shape (1, 1, 1, 3)"),
-        ((image.int(), lut), RuntimeError, "image must be uint8, float32, float64, float16 or bfloat16, got int32; convert it, e.g. image.float()"),
-        ((image, lut.byte()), RuntimeError, "lut must be float32, float64, float16 or bfloat16, got uint8; convert it, e.g. lut.float()"),
-        ((image.to_sparse(), lut), RuntimeError, "image must be a dense tensor, got a sparse or packed one; use image.to_dense()"),
-        ((image.numpy(), lut), TypeError, "image must be a torch.Tensor, got ndarray; convert it with torch.from_numpy()"),
-        ((image, [[1.0]]), TypeError, "lut must be a torch.Tensor, got list; convert it with torch.tensor()"),
-        ((image.to("meta"), lut), RuntimeError, f"image {meta}"),
-        ((image, lut, "nearest"), ValueError, "interpolation must be 'trilinear' or 'tetrahedral', got 'nearest'"),
-        ((image, lut, None), ValueError, "interpolation must be 'trilinear' or 'tetrahedral', got None"),
-    ):  # fmt: skip
-        for form in (apply_lut3d, apply_lut3d_fw):
-            with pytest.raises(kind) as caught:
-                form(*arguments)
-            assert type(caught.value) is kind and str(caught.value) == f"apply_lut3d: {message}"
-
-
-def test_bad_input_of_the_backward():
-    image, lut = torch.rand(4, 5, 3), torch.rand(3, 3, 3, 3)
-    for grad_out, message in (
-        (image[:3], "grad_out must have the shape of image, (4, 5, 3), got (3, 5, 3)"),
-        (image.double(), "grad_out must have the dtype of image, float32, got float64"),
-    ):
-        with pytest.raises(RuntimeError) as caught:
-            apply_lut3d_bw(grad_out, image, lut)
-        assert str(caught.value) == f"apply_lut3d: {message}"
-    with pytest.raises(ValueError, match="output_mask must be two flags"):
-        apply_lut3d_bw(image, image, lut, output_mask=(False, False))
+def test_the_registered_operator_refuses_another_method():
     with pytest.raises(ValueError, match="interpolation must be 'trilinear'"):
-        torch.ops.octet.apply_lut3d(image, lut, "linear")
-
-
-@pytest.mark.cuda
-def test_mixed_devices():
-    image, lut = sample((4,), 3)
-    with pytest.raises(RuntimeError, match=r"lut must be on the device of image, cuda:0, got cpu"):
-        apply_lut3d(image.cuda(), lut)
-
-
-def test_samples_and_benchmark_arguments_fit(device):
-    """What an edited kernel is compared on: quick, the same each time, near the reference."""
-    from loader.ops import apply_lut3d as module
-
-    cases = [*module.samples(device)]
-    for case, again in zip(cases, module.samples(device), strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(case[:2], again[:2], strict=True))
-        ours, expected = apply_lut3d(*case), apply_lut3d_reference(*case)
-        if case[0].dtype == torch.uint8:
-            check_bytes(ours, *case)
-        else:
-            assert_close(ours, expected, rtol=4 * torch.finfo(ours.dtype).eps, atol=1e-5)
-    assert {case[0].dtype for case in cases} > {torch.float32, torch.uint8}
-    assert loader.apply_lut3d(*module.benchmark(device)).numel() > 10000
+        torch.ops.octet.apply_lut3d(*sample((4,), 3), "linear")

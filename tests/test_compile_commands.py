@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 
 import pytest
 from conftest import ROOT, Checkout
@@ -24,7 +23,7 @@ def test_each_source_and_header_has_a_command():
     for file, words in entries.items():
         assert words[-1] == file and f"-I{ROOT}/include" in words
         assert ("cuda" in words) == file.endswith((".cu", ".cuh"))
-    on_gpu = replace(TOOLCHAIN, architectures="8.0;9.0a+PTX", nvcc="nvcc", cuda_home="/opt/cuda")
+    on_gpu = TOOLCHAIN._replace(architectures="8.0;9.0a+PTX", nvcc="nvcc", cuda_home="/opt/cuda")
     entries = {e["file"]: e["arguments"] for e in compile_commands.commands(ROOT, on_gpu)}
     words = entries[str(ROOT / "kernels/square.cu")]
     assert {"--cuda-gpu-arch=sm_90a", "--cuda-path=/opt/cuda", "-DOCTET_CUDA"} <= {*words}

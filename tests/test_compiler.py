@@ -27,7 +27,7 @@ def compile_(tmp_path):
         command = ["c++", *words, "-c", tmp_path / name, "-o", made]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         kept = [file for file in {*os.listdir(folder)} - before if file.endswith(".o")]
-        return made.read_bytes() if made.exists() else done.stderr, len(kept)
+        return made.read_bytes() if made.exists() else done.stdout, len(kept)
 
     return run
 

@@ -86,7 +86,7 @@ def test_50_kills_at_random_moments_leave_a_cache_that_works(tmp_path, counting)
         victim = victims[number % len(victims)]
         slower = "#include <string>\n" if victim == "cc1plus" else ""
         (checkout.root / "ops/square.cpp").write_text(slower + TINY)
-        slow = {"SLOW": "0.4", "OMP_NUM_THREADS": "1"}
+        slow = {"SLOW": "0.4", "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}  # c++ itself
         slow["LOADER_BUILD"] = dice.choice(("eager", "background", "lazy"))
         process = checkout.start(USE_TINY, start_new_session=True, **slow)
         if victim in ("c++", "cc1plus"):

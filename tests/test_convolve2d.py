@@ -1,17 +1,14 @@
 """convolve2d beside scipy.ndimage and plain PyTorch."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
+from battery import DTYPES, OperatorTests
 from scipy import ndimage, signal
 from torch.testing import assert_close
 
-import loader
 from loader import convolve2d, convolve2d_bw, convolve2d_fw, convolve2d_reference
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 BOUNDARIES = {"zero": "constant", "reflect": "reflect", "nearest": "nearest"}  # ours, scipy's
 # Kernels compiled for their size, even ones, lines, two pieces of 16 taps, larger than the image.
 KERNELS = [(1, 1), (3, 3), (5, 5), (7, 7), (9, 9), (2, 2), (4, 3), (1, 6), (11, 1), (19, 17)]
@@ -62,6 +59,52 @@ def check(image, kernel, mode="same", boundary="zero"):
     assert torch.equal(convolve2d_bw(grad_out, image, kernel, mode, boundary), grads[0])
     alone = convolve2d_bw(grad_out, image, kernel, mode, boundary, (False, True))
     assert torch.equal(alone, grads[1])
+
+
+class TestConvolve2d(OperatorTests):
+    name = "convolve2d"
+    options = {"mode": "same", "boundary": "reflect"}
+    variants = tuple(
+        {"mode": mode, "boundary": boundary}
+        for mode in ("same", "full", "valid")
+        for boundary in BOUNDARIES
+    )
+    backward_refuses = (
+        (lambda grad: grad[:1], "grad_out must have the shape of the output, (2, 4, 3), got (1, 4, 3)"),
+        (lambda grad: grad[None], "grad_out must have the shape of the output, (2, 4, 3), got (1, 2, 4, 3)"),
+        (lambda grad: grad.double(), "grad_out must have the dtype of image, float32, got float64"),
+    )  # fmt: skip
+
+    def small(self, device="cpu", dtype=torch.float64, seed=0):
+        image, kernel = sample((2, 4, 3), (3, 2), device, dtype, dtype)
+        return [(1 - 0.1 * seed) * image, (1 - 0.2 * seed) * kernel]
+
+    def large(self, device):
+        return [[*sample((3, 200, 300), (5, 5), device)]]
+
+    def cases(self, tensors):
+        image, kernel = tensors
+        grad_out = image.detach().clone().requires_grad_()
+        options = "same", "reflect"
+        yield "", (image, kernel, *options)
+        yield "", (image.detach()[:0].requires_grad_(), kernel, *options)
+        yield "_backward", (grad_out, image, kernel, *options, True, True)
+        yield "_backward", (grad_out, None, kernel, *options, True, False)
+
+    def bad_input(self):
+        image, kernel = torch.rand(4, 5), torch.rand(3, 3)
+        return (
+            ((image[0], kernel), {}, RuntimeError, "image must be (H, W) or (N, H, W), got (5,); join leading dimensions, e.g. with .flatten(0, -3)"),
+            ((image[None, None], kernel), {}, RuntimeError, "image must be (H, W) or (N, H, W), got (1, 1, 4, 5); join leading dimensions, e.g. with .flatten(0, -3)"),
+            ((image, kernel[0]), {}, RuntimeError, "kernel must be (kh, kw), got (3,)"),
+            ((image, kernel[None]), {}, RuntimeError, "kernel must be (kh, kw), got (1, 3, 3)"),
+            ((image, kernel[:, :0]), {}, RuntimeError, "kernel must have at least one tap, got shape (3, 0)"),
+            ((image, kernel), {"mode": "Same"}, ValueError, "mode must be 'same', 'valid' or 'full', got 'Same'"),
+            ((image, kernel), {"mode": None}, ValueError, "mode must be 'same', 'valid' or 'full', got None"),
+            ((image, kernel), {"boundary": "constant"}, ValueError, "boundary must be 'zero', 'reflect' or 'nearest', got 'constant'"),
+            ((image[:2], kernel), {"mode": "valid"}, RuntimeError, "mode 'valid' needs an image no smaller than the kernel, (3, 3), got (2, 5)"),
+            ((image[:0], kernel), {"mode": "full"}, RuntimeError, "mode 'full' needs an image with pixels, got (0, 5)"),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
@@ -164,103 +207,12 @@ def test_a_nan_outside_of_a_ragged_tile_stays_out_of_the_kernels_gradient(device
     assert torch.equal(grad.isnan().cpu(), spoilt)
 
 
-@pytest.mark.parametrize("mode", ["same", "full", "valid"])
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_gradients(mode, boundary, device):
-    inputs = sample((2, 4, 3), (3, 2), device, torch.float64, torch.float64)
-    inputs = [x.requires_grad_() for x in inputs]
-
-    def function(image, kernel):
-        return convolve2d(image, kernel, mode, boundary)
-
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
-
-
-def test_third_derivative():
-    image, kernel = sample((5, 4), (3, 3), "cpu", torch.float64, torch.float64)
-
-    def third(function):
-        x = kernel.clone().requires_grad_()
-        y = function(image, x, "same", "nearest").pow(3).sum()
-        for _ in range(3):
-            (grad,) = torch.autograd.grad(y, x, create_graph=True)
-            y = grad.pow(2).sum()
-        return grad
-
-    assert_close(third(convolve2d), third(convolve2d_reference))
-
-
 @pytest.mark.parametrize("mask", [(True, False), (False, True), (True, True)])
-def test_gradients_only_where_they_are_asked_for(mask):
+def test_an_image_is_kept_for_the_gradient_to_the_kernel_alone(mask):
     leaves = [x.requires_grad_(need) for x, need in zip(sample((9, 9), (3, 3)), mask, strict=True)]
     out = convolve2d(*leaves)
     saved = out.grad_fn.saved_tensors
-    assert (saved[0] is not None) == mask[1]  # without it the image need not be kept
-    out.sum().backward()
-    assert [x.grad is not None for x in leaves] == [*mask]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_registered_operators_pass_opcheck(dtype, device):
-    image, kernel = (x.requires_grad_() for x in sample((2, 6, 7), (3, 3), device, dtype, dtype))
-    options = "same", "reflect"
-    grad_out = image.detach().clone().requires_grad_()
-    forward, backward = torch.ops.octet.convolve2d, torch.ops.octet.convolve2d_backward
-    torch.library.opcheck(forward.default, (image, kernel, *options))
-    torch.library.opcheck(forward.default, (image.detach()[:0].requires_grad_(), kernel, *options))
-    torch.library.opcheck(backward.default, (grad_out, image, kernel, *options, True, True))
-    torch.library.opcheck(backward.default, (grad_out, None, kernel, *options, True, False))
-
-
-@pytest.mark.filterwarnings("ignore")  # what torch.compile itself says
-def test_compiles_as_one_graph(device):
-    image, kernel = sample((20, 24), (3, 3), device)
-
-    def loss(image, kernel):
-        return convolve2d(image * 2, kernel, "full", "nearest").square().sum()
-
-    results = []
-    for run in (loss, torch.compile(loss, fullgraph=True, dynamic=True)):
-        leaves = image.clone().requires_grad_(), kernel.clone().requires_grad_()
-        value = run(*leaves)
-        value.backward()
-        results.append([value.detach(), *(x.grad for x in leaves)])
-    assert_close(results[0], results[1])
-
-
-def test_function_transforms():
-    images, kernels = sample((3, 2, 6, 7), (3, 3, 3), dtype=torch.float64)
-
-    def loss(image, kernel):
-        return convolve2d(image, kernel, "same", "reflect").square().sum()
-
-    grad = torch.func.grad(loss, argnums=(0, 1))
-    for dims in ((0, 0), (0, None), (None, 0)):
-        args = [x if d == 0 else x[1] for x, d in zip((images, kernels), dims, strict=True)]
-        each = [[x[i] if d == 0 else x for x, d in zip(args, dims, strict=True)] for i in range(3)]
-        for function in (convolve2d, loss):
-            expected = torch.stack([function(*a) for a in each])
-            assert_close(torch.vmap(function, dims)(*args), expected)
-        for ours, *expected in zip(
-            torch.vmap(grad, dims)(*args), *(grad(*a) for a in each), strict=True
-        ):
-            assert_close(ours, torch.stack(expected))
-    to_image = torch.vmap(torch.func.grad(loss), (0, None))(images, kernels[0])
-    assert_close(to_image[2], torch.func.grad(loss)(images[2], kernels[0]))
-    twice = torch.vmap(torch.vmap(convolve2d, (0, None)))(images, kernels)
-    assert_close(twice, torch.vmap(convolve2d)(images, kernels))
-    one = images[:, :1], kernels[:, None]  # an inner batch of one
-    nested, flat = torch.vmap(torch.vmap(grad))(*one), torch.vmap(grad)(images[:, 0], kernels)
-    assert_close([x[:, 0] for x in nested], [*flat])
-
-
-def test_same_bits_in_every_run(device):
-    image, kernel = sample((3, 200, 300), (5, 5), device)
-    first = convolve2d_bw(image, image, kernel, "same", "reflect", (True, True))
-    for _ in range(3):
-        again = convolve2d_bw(image, image, kernel, "same", "reflect", (True, True))
-        assert all(map(torch.equal, first, again))
+    assert (saved[0] is not None) == mask[1]
 
 
 def test_more_than_2_31_elements():
@@ -289,115 +241,10 @@ def test_more_than_2_31_elements_in_memory(shape, kernel):
     assert_close(ours, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.cuda
-def test_current_stream_and_graphs():
-    """Kernels wait for what is queued before them in the caller's stream, and can be captured."""
-    image, kernel = sample((500, 600), (5, 5), "cuda")
-    expected = convolve2d(image, kernel)
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        later = torch.zeros_like(image)
-        torch.cuda._sleep(50_000_000)
-        later.copy_(image)
-        out = convolve2d(later, kernel)
-    side.synchronize()
-    assert torch.equal(out, expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = convolve2d(image, kernel)
-        grads = convolve2d_bw(image, image, kernel, "same", "reflect", (True, True))
-    image.mul_(2)
-    graph.replay()
-    assert torch.equal(out, convolve2d(image, kernel))
-    again = convolve2d_bw(image, image, kernel, "same", "reflect", (True, True))
-    assert all(map(torch.equal, grads, again))
-
-
-def test_bad_input_gets_one_clear_message():
+def test_what_the_registered_operators_refuse():
     image, kernel = torch.rand(4, 5), torch.rand(3, 3)
-    meta = "is on the meta device, which holds no data; make it on the CPU or a CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"
-    for arguments, kind, message in (
-        ((image[0], kernel), RuntimeError, "image must be (H, W) or (N, H, W), got (5,); join leading dimensions, e.g. with .flatten(0, -3)"),
-        ((image[None, None], kernel), RuntimeError, "image must be (H, W) or (N, H, W), got (1, 1, 4, 5); join leading dimensions, e.g. with .flatten(0, -3)"),
-        ((image, kernel[0]), RuntimeError, "kernel must be (kh, kw), got (3,)"),
-        ((image, kernel[None]), RuntimeError, "kernel must be (kh, kw), got (1, 3, 3)"),
-        ((image, kernel[:, :0]), RuntimeError, "kernel must have at least one tap, got shape (3, 0)"),
-        ((image.int(), kernel), RuntimeError, "image must be float32, float64, float16 or bfloat16, got int32; convert it, e.g. image.float()"),
-        ((image, kernel.long()), RuntimeError, "kernel must be float32, float64, float16 or bfloat16, got int64; convert it, e.g. kernel.float()"),
-        ((image.to_sparse(), kernel), RuntimeError, "image must be a dense tensor, got a sparse or packed one; use image.to_dense()"),
-        ((image.numpy(), kernel), TypeError, "image must be a torch.Tensor, got ndarray; convert it with torch.from_numpy()"),
-        ((image, [[1.0]]), TypeError, "kernel must be a torch.Tensor, got list; convert it with torch.tensor()"),
-        ((image.to("meta"), kernel), RuntimeError, f"image {meta}"),
-        ((image, kernel, "Same"), ValueError, "mode must be 'same', 'valid' or 'full', got 'Same'"),
-        ((image, kernel, None), ValueError, "mode must be 'same', 'valid' or 'full', got None"),
-        ((image, kernel, "same", "constant"), ValueError, "boundary must be 'zero', 'reflect' or 'nearest', got 'constant'"),
-        ((image[:2], kernel, "valid"), RuntimeError, "mode 'valid' needs an image no smaller than the kernel, (3, 3), got (2, 5)"),
-        ((image[:0], kernel, "full"), RuntimeError, "mode 'full' needs an image with pixels, got (0, 5)"),
-    ):  # fmt: skip
-        for form in (convolve2d, convolve2d_fw):
-            with pytest.raises(kind) as caught:
-                form(*arguments)
-            assert type(caught.value) is kind and str(caught.value) == f"convolve2d: {message}"
-
-
-def test_bad_input_of_the_backward():
-    image, kernel = torch.rand(4, 5), torch.rand(3, 3)
-    for grad_out, message in (
-        (image[:3], "grad_out must have the shape of the output, (4, 5), got (3, 5)"),
-        (image[None], "grad_out must have the shape of the output, (4, 5), got (1, 4, 5)"),
-        (image.double(), "grad_out must have the dtype of image, float32, got float64"),
-    ):
-        with pytest.raises(RuntimeError) as caught:
-            convolve2d_bw(grad_out, image, kernel)
-        assert str(caught.value) == f"convolve2d: {message}"
-    with pytest.raises(ValueError, match="output_mask must be two flags"):
-        convolve2d_bw(image, image, kernel, output_mask=(False, False))
     raw = torch.ops.octet.convolve2d_backward
     with pytest.raises(RuntimeError, match="the gradient to kernel needs image, got None"):
         raw(image, None, kernel, "same", "zero", False, True)
     with pytest.raises(ValueError, match="boundary must be 'zero'"):
         torch.ops.octet.convolve2d(image, kernel, "same", "wrap")
-
-
-@pytest.mark.cuda
-def test_mixed_devices():
-    image, kernel = sample((4, 5), (3, 3))
-    with pytest.raises(RuntimeError, match=r"kernel must be on the device of image, cuda:0, got c"):
-        convolve2d(image.cuda(), kernel)
-
-
-@pytest.mark.parametrize("name", loader._session.units)
-def test_samples_and_benchmark_arguments_fit(name, device):
-    """What an edited kernel is compared on: quick, the same each time, near the reference."""
-    import importlib
-
-    module = importlib.import_module(f"loader.ops.{name}")
-    operator, reference = getattr(loader, name), getattr(loader, name + "_reference")
-    cases = [*module.samples(device)]
-    assert len(cases) >= 4 and {torch.float32} < {case[0].dtype for case in cases}
-    for case, again in zip(cases, module.samples(device), strict=True):
-        for x, y in zip(case, again, strict=True):
-            assert torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
-        ours, expected = operator(*case), reference(*case)
-        if not ours.is_floating_point():  # a level, where the value lies between two
-            assert_close(ours, expected, rtol=0, atol=1)
-            continue
-        eps = torch.finfo(ours.dtype).eps
-        assert_close(ours, expected, rtol=4 * eps, atol=1000 * min(eps, 1.2e-7))
-    assert operator(*module.benchmark(device)).numel() > 10000
-
-
-@pytest.mark.parametrize("name", loader._session.units)
-def test_the_python_side_can_be_run_again(name):
-    """What `loader.reload()` does after an edit of ops/X.py: torch takes a fake kernel once only."""
-    from loader.jit.live.python_side import python_files, run_again
-
-    operator, reference = getattr(loader, name), getattr(loader, f"{name}_reference")
-    session = loader._session
-    run_again(session, name, dict.fromkeys(python_files(session, name)))
-    module = sys.modules[f"loader.ops.{name}"]
-    assert getattr(module, name) is operator  # whoever holds it has the new code
-    assert getattr(module, f"{name}_reference") is reference
-    (arguments, *_) = module.samples("cpu")
-    assert_close(operator(*arguments), reference(*arguments), rtol=1e-3, atol=1e-3)

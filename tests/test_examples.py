@@ -4,23 +4,19 @@ import importlib.util
 import itertools
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, ended, start_program
 
 import loader
 
 
 def run(name, *options, **environment):
-    command = [sys.executable, ROOT / "examples" / name, *map(str, options)]
-    env = os.environ | environment
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env=env
-    )
+    program = [ROOT / "examples" / name, *options]
+    return ended(start_program(program, os.getcwd(), os.environ | environment))
 
 
 def check_picture(path):

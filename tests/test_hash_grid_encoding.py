@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
+from battery import DTYPES, OperatorTests
 from torch.testing import assert_close
 
-import loader
 from loader import hash_grid_encoding, hash_grid_encoding_bw, hash_grid_encoding_fw
 from loader import hash_grid_encoding_reference as reference
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # N, D, L, T: one point; less and more than a block; dense levels only; hashed only, T = 1; an odd T.
 CASES = [(1, 3, 1, 8), (130, 2, 3, 1 << 13), (300, 3, 5, 1 << 12), (70, 3, 2, 1), (260, 3, 4, 4099)]
 LAYOUTS = {
@@ -58,6 +57,63 @@ def check(points, table, grad_out, **options):
         assert_close(ours.cpu().double(), theirs, rtol=torch.finfo(ours.dtype).eps, atol=most)
     rtol = torch.finfo(table.dtype).eps
     assert_close(fixed.cpu().double(), wanted[1], rtol=rtol, atol=atol[2])
+
+
+class TestHashGridEncoding(OperatorTests):
+    name, options, variants = "hash_grid_encoding", SMALL, (SMALL,)
+    rounding = {"rtol": 1e-5, "atol": 1e-5}
+    backward_refuses = (
+        (lambda grad: grad[:3], "grad_out must be (N, L * F) = (5, 6), got (3, 6)"),
+        (lambda grad: grad.double(), "grad_out must have the dtype of table, float32, got float64"),
+    )
+
+    def small(self, device="cpu", dtype=torch.float64, seed=0):
+        points, table, _ = sample(5, 3, 3, 64, 2, dtype, dtype, device)
+        return [points * 0.9 + 0.013 * (1 + seed), (1 - 0.2 * seed) * table]
+
+    def large(self, device):
+        return [[*sample(5000, 3, 4, 1 << 12, 2, device=device)[:2]]]
+
+    def cases(self, tensors):
+        points, table = tensors
+        along = torch.ones_like(points)
+        grad_out = torch.ones(5, 6, device=table.device, dtype=table.dtype).requires_grad_()
+        yield "", (points, table, None, 4, 1.5)
+        yield "", (points, table, along.requires_grad_(), 4, 1.5)
+        yield "", (points.detach()[:0], table.detach(), None, 4, 1.5)
+        for fixed in (True, False):
+            yield "_backward", (grad_out, points, table, None, 4, 1.5, True, True, fixed)
+
+    def test_gradients_of_images(self, device):
+        """In two dimensions."""
+        points, table, _ = sample(5, 2, 3, 64, 2, torch.float64, torch.float64, device)
+        leaves = (points * 0.9 + 0.013).requires_grad_(), table.requires_grad_()
+        assert torch.autograd.gradcheck(self.call, leaves)
+        assert torch.autograd.gradgradcheck(self.call, leaves)
+
+    def test_third_derivative(self):
+        """It says that it is missing."""
+        x, table = self.leaves()
+        (first,) = torch.autograd.grad(self.call(x, table).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        with pytest.raises(NotImplementedError, match="third derivatives are not computed"):
+            second.sum().backward()
+
+    def bad_input(self):
+        points, table = torch.rand(4, 3), torch.rand(2, 16, 2)
+        return (
+            ((points[0], table), {}, RuntimeError, "points must be (N, 2) or (N, 3), got (3,); join leading dimensions with .flatten(0, -2)"),
+            ((points[:, :1], table), {}, RuntimeError, "points must be (N, 2) or (N, 3), got (4, 1); join leading dimensions with .flatten(0, -2)"),
+            ((points, table[0]), {}, RuntimeError, "table must be (L, T, F), got (16, 2)"),
+            ((points, torch.rand(2, 16, 3)), {}, RuntimeError, "table (L, T, F) must have F = 1, 2, 4 or 8 features, got (2, 16, 3)"),
+            ((points, table[:0]), {}, RuntimeError, "table (L, T, F) must have 1 to 128 levels, got (0, 16, 2)"),
+            ((points, table[:, :0]), {}, RuntimeError, "table (L, T, F) must have 1 to 2^31 rows to a level, got (2, 0, 2)"),
+            ((points, table), {"base_resolution": 0}, ValueError, "base_resolution must be 1 or more, got 0"),
+            ((points, table), {"base_resolution": 1.5}, TypeError, "base_resolution must be an integer, got float"),
+            ((points, table), {"per_level_scale": -1.0}, ValueError, "per_level_scale must be a positive number, got -1.000000"),
+            ((points, table), {"per_level_scale": "2"}, TypeError, "per_level_scale must be a number, got str"),
+            ((points, table), {"per_level_scale": 1e10}, ValueError, "base_resolution * per_level_scale^l must stay below 2^31, got 16 * 10000000000.000000^1; use fewer levels or a smaller per_level_scale"),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("F", [1, 2, 4, 8])
@@ -186,18 +242,6 @@ def test_no_points(device):
         assert grads[0].shape == (0, 3) and torch.equal(grads[1], torch.zeros_like(table))
 
 
-@pytest.mark.parametrize("D", [2, 3])
-def test_gradients(D, device):
-    points, table, _ = sample(5, D, 3, 64, 2, torch.float64, torch.float64, device)
-    leaves = (points * 0.9 + 0.013).requires_grad_(), table.requires_grad_()
-
-    def function(points, table):
-        return hash_grid_encoding(points, table, **SMALL)
-
-    assert torch.autograd.gradcheck(function, leaves)
-    assert torch.autograd.gradgradcheck(function, leaves)
-
-
 def test_eikonal_loss(device):
     """The gradient by the table of a loss on the gradient to the points, in 16 and 32 bits too."""
     for dtype in DTYPES:
@@ -215,26 +259,6 @@ def test_eikonal_loss(device):
             scale = theirs.abs().max().item()
             eps = torch.finfo(dtype if ours.dtype == dtype else torch.float32).eps
             assert_close(ours.double(), theirs, rtol=0, atol=8 * max(eps, 1.2e-7) * scale)
-
-
-def test_third_derivatives_say_that_they_are_missing():
-    points, table, _ = sample(5, 2, 2, 64, 2)
-    x = points.requires_grad_()
-    (first,) = torch.autograd.grad(hash_grid_encoding(x, table).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="third derivatives are not computed"):
-        second.sum().backward()
-
-
-@pytest.mark.parametrize("mask", [(True, False), (False, True), (True, True)])
-def test_gradients_only_where_they_are_asked_for(mask):
-    points, table, grad_out = sample(30, 3, 2, 64, 2)
-    points.requires_grad_(mask[0]), table.requires_grad_(mask[1])
-    hash_grid_encoding(points, table).backward(grad_out)
-    assert [x.grad is not None for x in (points, table)] == [*mask]
-    both = hash_grid_encoding_bw(grad_out, points.detach(), table.detach(), (True, True))
-    for x, expected in zip((points, table), both, strict=True):
-        assert x.grad is None or torch.equal(x.grad, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -258,81 +282,6 @@ def test_deterministic_gradients(dtype, device):
         assert torch.equal(first, shuffled)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_registered_operators_pass_opcheck(dtype, device):
-    points, table, grad_out = sample(6, 3, 2, 64, 2, dtype, device=device)
-    leaves = points.requires_grad_(), table.requires_grad_()
-    along = torch.ones_like(points)
-    forward = torch.ops.octet.hash_grid_encoding.default
-    backward = torch.ops.octet.hash_grid_encoding_backward.default
-    torch.library.opcheck(forward, (*leaves, None, 4, 1.5))
-    torch.library.opcheck(forward, (*leaves, along.requires_grad_(), 4, 1.5))
-    options = 4, 1.5, True, True, True
-    torch.library.opcheck(backward, (grad_out.requires_grad_(), *leaves, None, *options))
-    torch.library.opcheck(forward, (points.detach()[:0], table.detach(), None, 4, 1.5))
-
-
-@pytest.mark.filterwarnings("ignore")  # what torch.compile itself says
-def test_compiles_as_one_graph(device):
-    points, table, _ = sample(40, 3, 3, 128, 2, device=device)
-
-    def loss(points, table):
-        return hash_grid_encoding(points, table * 2, **SMALL).square().sum()
-
-    results = []
-    for run in (loss, torch.compile(loss, fullgraph=True, dynamic=True)):
-        leaves = points.clone().requires_grad_(), table.clone().requires_grad_()
-        value = run(*leaves)
-        value.backward()
-        results.append([value.detach(), *(x.grad for x in leaves)])
-    assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
-
-
-def test_function_transforms():
-    points, table, _ = sample(24, 3, 2, 64, 2, torch.float64, torch.float64)
-    points, tables = points.view(4, 6, 3), torch.stack([table, table + 1, -table, 2 * table])
-
-    def loss(points, table):
-        return hash_grid_encoding(points, table, **SMALL).square().sum()
-
-    grad = torch.func.grad(loss, argnums=(0, 1))
-    for dims in ((0, 0), (0, None), (None, 0)):
-        args = [x if d == 0 else x[1] for x, d in zip((points, tables), dims, strict=True)]
-        each = [[x[i] if d == 0 else x for x, d in zip(args, dims, strict=True)] for i in range(4)]
-        expected = torch.stack([hash_grid_encoding(*a) for a in each])
-        assert_close(torch.vmap(hash_grid_encoding, dims)(*args), expected)
-        for ours, *theirs in zip(
-            torch.vmap(grad, dims)(*args), *(grad(*a) for a in each), strict=True
-        ):
-            assert_close(ours, torch.stack(theirs))
-    to_points = torch.vmap(torch.func.grad(loss), (0, None))(points, table)
-    assert_close(to_points[2], torch.func.grad(loss)(points[2], table))
-
-
-@pytest.mark.cuda
-def test_current_stream_and_graphs():
-    points, table, grad_out = sample(5000, 3, 4, 1 << 12, 2, device="cuda")
-    expected = hash_grid_encoding(points, table)
-    side = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        later = torch.zeros_like(table)
-        torch.cuda._sleep(50_000_000)
-        later.copy_(table)
-        out = hash_grid_encoding(points, later)
-    side.synchronize()
-    assert torch.equal(out, expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = hash_grid_encoding(points, table)
-        grad = hash_grid_encoding_bw(grad_out, points, table, deterministic=True)
-    table.mul_(2), grad_out.mul_(2)
-    graph.replay()
-    assert torch.equal(out, hash_grid_encoding(points, table))
-    again = hash_grid_encoding_bw(grad_out, points, table, deterministic=True)
-    assert torch.equal(grad, again)
-
-
 @pytest.mark.cuda
 def test_more_than_2_31_elements():
     """A table of 2^32 elements, whose second level begins at 2^31."""
@@ -346,51 +295,7 @@ def test_more_than_2_31_elements():
     assert_close(grad[1].sum(0, dtype=torch.float32), torch.full((8,), 1000.0).cuda(), rtol=1e-2, atol=0)  # fmt: skip
 
 
-def test_bad_input_gets_one_clear_message():
-    points, table = torch.rand(4, 3), torch.rand(2, 16, 2)
-    meta = "is on the meta device, which holds no data; make it on the CPU or a CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"
-    for arguments, options, kind, message in (
-        ((points[0], table), {}, RuntimeError, "points must be (N, 2) or (N, 3), got (3,); join leading dimensions with .flatten(0, -2)"),
-        ((points[:, :1], table), {}, RuntimeError, "points must be (N, 2) or (N, 3), got (4, 1); join leading dimensions with .flatten(0, -2)"),
-        ((points, table[0]), {}, RuntimeError, "table must be (L, T, F), got (16, 2)"),
-        ((points, torch.rand(2, 16, 3)), {}, RuntimeError, "table (L, T, F) must have F = 1, 2, 4 or 8 features, got (2, 16, 3)"),
-        ((points, table[:0]), {}, RuntimeError, "table (L, T, F) must have 1 to 128 levels, got (0, 16, 2)"),
-        ((points, table[:, :0]), {}, RuntimeError, "table (L, T, F) must have 1 to 2^31 rows to a level, got (2, 0, 2)"),
-        ((points.int(), table), {}, RuntimeError, "points must be float32, float64, float16 or bfloat16, got int32; convert it, e.g. points.float()"),
-        ((points, table.long()), {}, RuntimeError, "table must be float32, float64, float16 or bfloat16, got int64; convert it, e.g. table.float()"),
-        ((points.tolist(), table), {}, TypeError, "points must be a torch.Tensor, got list; convert it with torch.tensor()"),
-        ((points, table.numpy()), {}, TypeError, "table must be a torch.Tensor, got ndarray; convert it with torch.from_numpy()"),
-        ((points.to("meta"), table), {}, RuntimeError, f"points {meta}"),
-        ((points, table), {"base_resolution": 0}, ValueError, "base_resolution must be 1 or more, got 0"),
-        ((points, table), {"base_resolution": 1.5}, TypeError, "base_resolution must be an integer, got float"),
-        ((points, table), {"per_level_scale": -1.0}, ValueError, "per_level_scale must be a positive number, got -1.000000"),
-        ((points, table), {"per_level_scale": "2"}, TypeError, "per_level_scale must be a number, got str"),
-        ((points, table), {"per_level_scale": 1e10}, ValueError, "base_resolution * per_level_scale^l must stay below 2^31, got 16 * 10000000000.000000^1; use fewer levels or a smaller per_level_scale"),
-    ):  # fmt: skip
-        for form in (hash_grid_encoding, hash_grid_encoding_fw):
-            with pytest.raises(kind) as caught:
-                form(*arguments, **options)
-            text = str(caught.value)
-            assert type(caught.value) is kind and text == f"hash_grid_encoding: {message}"
-
-
-def test_bad_input_of_the_backward():
-    points, table, grad_out = sample(4, 3, 2, 16, 2)
-    for bad, message in (
-        (grad_out[:3], "grad_out must be (N, L * F) = (4, 4), got (3, 4)"),
-        (grad_out.double(), "grad_out must have the dtype of table, float32, got float64"),
-    ):
-        with pytest.raises(RuntimeError) as caught:
-            hash_grid_encoding_bw(bad, points, table)
-        assert str(caught.value) == f"hash_grid_encoding: {message}"
-    with pytest.raises(ValueError, match="output_mask must be two flags"):
-        hash_grid_encoding_bw(grad_out, points, table, (False, False))
+def test_the_registered_operator_refuses_another_direction():
+    points, table, _ = sample(4, 3, 2, 16, 2)
     with pytest.raises(RuntimeError, match="along must have the shape and dtype of points"):
         torch.ops.octet.hash_grid_encoding(points, table, points.double(), 16, 2.0)
-
-
-@pytest.mark.cuda
-def test_mixed_devices():
-    points, table, _ = sample(4, 3, 2, 16, 2)
-    with pytest.raises(RuntimeError, match=r"table must be on the device of points, cuda:0, got c"):
-        loader.hash_grid_encoding(points.cuda(), table)

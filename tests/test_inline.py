@@ -22,8 +22,6 @@ from loader.jit.extension.halves import halves
 from loader.jit.extension.names import Names, names_of
 from loader.jit.extension.precompiled import Precompiled
 
-INCLUDE = levels.torch_include()
-
 HELLO = 'HELLO = """\nstd::string hello() {\n  return "Hello World!";\n}\n"""\n'
 SIN_ADD = 'SIN_ADD = """at::Tensor sin_add(at::Tensor x, at::Tensor y) {\n  return x.sin() + y.sin();\n}"""\n'
 SQUARE = """
@@ -410,7 +408,7 @@ def test_the_last_way_is_torchs_own(cuda, tmp_path, monkeypatch):
     shop = Captured(tmp_path / "work" / "m")
     shop.folder.mkdir(parents=True)
     compilers = Compilers(extension, tools, shop)
-    way = levels.levels(sources[-1].text, False, True, INCLUDE, cuda)[-1]
+    way = levels.levels(sources[-1].text, False, True, cuda)[-1]
     assert way.name == "full"
     compilers.compile(Task(sources[-1], cuda, tuple(flag), sources[-1].text), way)
     expected = [w for f in theirs["cuda_cflags" if cuda else "cflags"] for w in shlex.split(f)]
@@ -420,7 +418,7 @@ def test_the_last_way_is_torchs_own(cuda, tmp_path, monkeypatch):
 
 
 def names(text, **more):
-    given = {"functions": True, "implicit": True, "torch_include": INCLUDE} | more
+    given = {"functions": True, "implicit": True} | more
     return [level.name for level in levels.levels(text, **given)]
 
 
@@ -812,7 +810,6 @@ def test_a_damaged_precompiled_header_is_not_trusted(tmp_path):
         os.utime(made, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         assert header.used(compile) == (None, "")
         assert len(ran) == 3 and ran[-1] == (0, "")  # thrown away, and compiled once more
-        header.close()
 
 
 @pytest.mark.parametrize("standalone", [False, True])

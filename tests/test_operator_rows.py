@@ -1,7 +1,12 @@
 """An operator is a row of files: without them, all the others are what they were."""
 
+import sys
+
 import pytest
 from conftest import ROOT, Checkout
+from torch.testing import assert_close
+
+import loader
 
 OPERATORS = sorted(file.stem for file in (ROOT / "ops").glob("*.cpp"))
 
@@ -40,3 +45,18 @@ def test_any_operator_can_be_deleted(name, tmp_path, cache):
         USE_ANOTHER.format(name=name, other=other), LOADER_BUILD="lazy", LOADER_CACHE_DIR=cache
     )
     assert done.stdout == f"{name != 'grid_sample'}\n", done.stderr
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_python_side_can_be_run_again(name):
+    """What `loader.reload()` does after an edit of ops/X.py: torch takes a fake kernel once only."""
+    from loader.jit.live.python_side import python_files, run_again
+
+    operator, reference = getattr(loader, name), getattr(loader, f"{name}_reference")
+    session = loader._session
+    run_again(session, name, dict.fromkeys(python_files(session, name)))
+    module = sys.modules[f"loader.ops.{name}"]
+    assert getattr(module, name) is operator  # whoever holds it has the new code
+    assert getattr(module, f"{name}_reference") is reference
+    (arguments, *_) = module.samples("cpu")
+    assert_close(operator(*arguments), reference(*arguments), rtol=1e-3, atol=1e-3)

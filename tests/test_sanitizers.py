@@ -1,6 +1,6 @@
 """The C++ side of every operator under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-`make sanitize` runs this file. It builds into a cache of its own with the flags below, and runs the
+`make sanitize` runs this file. It builds into caches of its own with the flags below, and runs the
 operators' own tests there, after it has seen that faults planted on purpose are caught.
 """
 
@@ -12,31 +12,45 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Checkout
 
-FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
+PARTS = 3  # of all operators, for as many workers
+OPERATORS = sorted(path.stem for path in (ROOT / "ops").glob("*.cpp"))
 
 
-def environment() -> dict:
-    """What builds with the sanitizers, and starts Python with their libraries."""
-    compiler = os.environ.get("CXX") or "c++"
-    runtimes = [
+def compiler(checkout: Checkout) -> dict:
+    """What builds with the sanitizers; quickly, as more optimisation finds nothing more."""
+    program = checkout.root.parent / "sanitizing-c++"
+    program.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX") or "c++"} "$@" -O1 {FLAGS}\n')
+    program.chmod(0o755)
+    return {"CXX": program}
+
+
+def runtimes() -> dict:
+    """What starts Python with the sanitizers' libraries; a compiler needs no such start."""
+    command = (os.environ.get("CXX") or "c++").split()
+    libraries = [
         subprocess.run(
-            [*compiler.split(), f"-print-file-name={name}"],
-            capture_output=True,
-            text=True,
-            check=True,
+            [*command, f"-print-file-name={name}"], capture_output=True, text=True, check=True
         ).stdout.strip()
         for name in ("libasan.so", "libubsan.so", "libstdc++.so")
     ]
     return {
-        "CXXFLAGS": f"{FLAGS} -fno-omit-frame-pointer -g1",
-        "LDFLAGS": FLAGS,
-        "LD_PRELOAD": ":".join(filter(os.path.isabs, runtimes)),  # the others are linked in
+        "LD_PRELOAD": ":".join(filter(os.path.isabs, libraries)),  # the others are linked in
+        "LOADER_BUILD": "never",
         "PYTEST_XDIST_WORKER": None,
+        "OCTET_COMPILERS": None,
         # Python itself leaks, and some tests ask for more memory than there is.
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "CUDA_VISIBLE_DEVICES": "",
     }
+
+
+def build(checkout: Checkout, *names: str) -> dict:
+    """Build these operators with the sanitizers; the environment in which they can be used."""
+    chosen = compiler(checkout)
+    done = checkout.command("build", *names, **chosen)
+    assert done.returncode == 0, done.stderr
+    return chosen | runtimes()
 
 
 @pytest.mark.parametrize(
@@ -59,30 +73,35 @@ def test_planted_faults_are_caught(checkout, fault, caught):
     text = kernel.read_text()
     kernel.write_text(text.replace("int64_t end) {", f"int64_t end) {{ {fault}"))
     assert fault in kernel.read_text() and (text != kernel.read_text() or not fault)
-    done = checkout.run("import torch, loader; loader.square(torch.ones(3))", **environment())
+    environment = build(checkout, "square")
+    done = checkout.run("import torch, loader; loader.square(torch.ones(3))", **environment)
     if caught:
         assert done.returncode != 0 and caught in done.stderr and "square_cpu" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
 
 
-def test_every_operator_is_clean(tmp_path):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_operator_is_clean(part, tmp_path):
     """All of its own tests but those of torch.compile, whose own code is not built so, of how it is
     registered, and torch's samples, whose kinds are among its own.
     """
+    names = OPERATORS[part::PARTS]
+    files = [f"tests/test_{name}.py" for name in names]
+    assert names and all((ROOT / file).exists() for file in files)
     checkout = Checkout(tmp_path)
-    files = [f"tests/test_{path.stem}.py" for path in sorted((ROOT / "ops").glob("*.cpp"))]
-    assert all((ROOT / file).exists() for file in files)
+    environment = build(checkout, *names)
+    libraries = [*Path(checkout.cache, "store").glob("*/library.so")]
+    assert len(libraries) == len(names)
+    assert all(b"__asan_init" in library.read_bytes() for library in libraries)
+    left_out = "compile", "export", "2_31", "cuda", "opcheck", "own_samples"
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files),
-            *(
-                "-k",
-                "not compile and not export and not 2_31 and not cuda and not opcheck and not own_samples",
-            ),
+            *("-k", " and ".join(f"not {word}" for word in left_out)),
         ],
         cwd=ROOT,
-        env=checkout.environment(**environment()),
+        env=checkout.environment(**environment),
         capture_output=True,
         text=True,
         timeout=1800,
@@ -90,6 +109,3 @@ def test_every_operator_is_clean(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout
-    libraries = [*Path(checkout.cache, "store").glob("*/library.so")]
-    assert len(libraries) == len(files)
-    assert all(b"__asan_init" in library.read_bytes() for library in libraries)

@@ -280,13 +280,24 @@ def test_tensors_without_values_in_memory(make, message):
 
 @pytest.mark.parametrize("kind", ["float", "double", "__nv_bfloat16"])
 def test_numbers_beyond_a_type(kind):
-    convert = signature.Parameter("f", 0, "x", kind).convert
+    convert = signature.Parameter("f", 0, "x", kind, {"float": 4, "double": 8}.get(kind, 2)).convert
     with pytest.raises(RuntimeError, match="f: x must be within the range of "):
         convert(10**400)
     if kind != "double":
         with pytest.raises(RuntimeError, match="f: x must be within the range of "):
             convert(3.4028236e38)
     assert convert(float("inf")) in (float("inf"), 0x7F80)
+
+
+@pytest.mark.parametrize("kind, bytes", [("float3", 4), ("float4", 16), ("double4", 16)])
+def test_a_vector_is_aligned_as_compilers_have_it(kind, bytes):
+    convert = signature.Parameter("f", 0, "x", f"{kind}*", 8).convert
+    x = torch.zeros(32, dtype=torch.float64 if kind == "double4" else torch.float32)
+    place = bytes // x.itemsize  # torch's own memory begins at a multiple of 64
+    assert convert(x[place:]) == x.data_ptr() + bytes
+    if place > 1:
+        with pytest.raises(RuntimeError, match=f"must lie at a multiple of {bytes} bytes"):
+            convert(x[place + 1 :])
 
 
 def test_a_kernel_that_asserts_raises():

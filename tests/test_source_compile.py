@@ -12,7 +12,9 @@ from kernel_strings import SETTINGS, SOURCE
 import loader
 from loader.jit.source import signature
 from loader.jit.source import text as kernel_text
+from loader.jit.source.constants import SCALARS
 from loader.jit.source.launch import CudaFunction
+from loader.jit.source.signature import Kernel
 
 cache, for_gpu = kernel_strings.cache, kernel_strings.for_gpu  # fixtures
 pytestmark = pytest.mark.usefixtures("cache")
@@ -78,7 +80,7 @@ def test_the_scanner_reads_kernels():
     text += "__global__ void g(float (&x)[3], unsigned int, void (*h)(int, int), float y[2][N]);\n"
     found = {k.name: k for k in kernel_text.kernels(text)}
     assert found.keys() == {"a::b::f", "g"}
-    assert found["a::b::f"].template and found["a::b::f"].parameters == ("x", "")
+    assert found["a::b::f"].template and found["a::b::f"].parameters == ["x", ""]
     assert (
         not found["g"].template
         and len(found["g"].parameters) == 4
@@ -98,7 +100,8 @@ def test_symbols_give_names_and_types():
 
 def fake_launch(types, names):
     """A CUDA function whose launches are noted, with the arguments that the driver would read."""
-    function, seen = CudaFunction("f", "f", types, None, names, "90"), []
+    sizes = [8 if "*" in kind else struct.calcsize(SCALARS[kind][0]) for kind in types]
+    function, seen = CudaFunction("f", Kernel("f", types, sizes, names, "f"), None, "90"), []
 
     def launch(handle, *rest):
         *shape, stream, address, extra = rest

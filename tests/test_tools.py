@@ -190,7 +190,7 @@ def test_the_process_that_a_tool_starts(checkout):
     side = checkout.root / "ops/square.py"
     side.write_text(side.read_text() + SAMPLES)
     code = """
-import contextlib, shutil, subprocess, torch, loader
+import contextlib, shutil, torch, loader
 from loader.jit.tools import exercise
 side, calls = loader._session.module("square"), []
 
@@ -211,8 +211,8 @@ exercise.run(square, (torch.zeros(2),), repeat=mark)
 assert calls == [True, [1.0, 1.0], "begin", True, [1.0, 1.0], "end"]
 torch.cuda.is_available = lambda: True
 assert exercise.prepare(loader, ["square"], None, "sh", "") == (["square"], shutil.which("sh"))
-done = subprocess.run(exercise.command("square", None, "samples"), capture_output=True, text=True)
-assert done.returncode == 1 and "GPU" in done.stderr, done.stderr
+status, said = exercise.run_under([], "square", None, "samples")
+assert status == 1 and "GPU" in said, said
 """
     done = checkout.run(code)
     assert done.returncode == 0, done.stderr

@@ -1,12 +1,15 @@
 """What the engine's workshop promises, with programs that stand in for compilers."""
 
 import errno
+import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from loader.jit.build.workshop import Compile, CompileError, Workshop
+from loader.jit.build.slots import Slots
+from loader.jit.build.workshop import Compile, CompileError, Workshop, behind
 
 SCRIPT = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
 
@@ -81,3 +84,41 @@ def test_what_a_workshop_ends_stops(tmp_path):
         shop.end()
         with pytest.raises(CompileError, match="was ended"):
             shop.compile([job(compiler(tmp_path, "sleep 60"), source)])
+
+
+def test_what_somebody_waits_for_does_not_stand_behind_what_nobody_does(tmp_path, monkeypatch):
+    """One core, and a compiler that nobody waits for on it: the urgent one runs beside it."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    slots = Slots()
+    with slots.take(lambda: (1, 0)) as urgent:
+        assert not urgent
+        waits = behind(_take, slots, lambda: (1, 1))
+        with slots.take(lambda: (0, 0)) as urgent:
+            assert urgent
+            second = behind(_take, slots, lambda: (0, 1))
+            time.sleep(0.1)
+            assert not second.done()  # the core's one urgent place is taken
+        assert second.result() and not waits.done()
+    assert not waits.result()
+    monkeypatch.setenv("MAX_JOBS", "1")
+    with slots.take(lambda: (1, 0)):
+        waits = behind(_take, slots, lambda: (0, 0))
+        time.sleep(0.1)
+        assert not waits.done()  # so many and no more
+    assert waits.result()
+
+
+def _take(slots: Slots, rank) -> bool:
+    with slots.take(rank) as urgent:
+        return urgent
+
+
+@pytest.mark.parametrize(("rank", "niceness"), [((1, 0), 10), ((0, 0), 0), ((), 0)])
+def test_only_what_nobody_waits_for_gives_way_to_others(tmp_path, rank, niceness):
+    source = tmp_path / "a.cpp"
+    source.write_text("")
+    program = compiler(tmp_path, 'sleep 0.5; nice > "$2"')
+    with Workshop(tmp_path / "work", lambda: rank) as shop:
+        (made,) = shop.compile([job(program, source)])
+    assert int(made.path.read_text()) == niceness + os.getpriority(os.PRIO_PROCESS, 0)

@@ -100,12 +100,9 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-def build(recipe: Recipe, store: Store, report: Quiet, why: str = "") -> Job:
-    """Build one recipe here and now; its job, which has ended.
-
-    Raises: BuildError.
-    """
-    job = Job(recipe, store, why)
+def build(recipe: Recipe, store: Store, report: Quiet) -> Job:
+    """Build one recipe here and now; its job, which has ended, or BuildError."""
+    job = Job(recipe, store)
     Batch([job], store, report).start().wait()
     if job.error:
         raise job.error

@@ -22,10 +22,7 @@ _ARCHITECTURE = "8.0"  # where the machine names none: one that each clang since
 
 
 def write(root: Path, toolchain: Toolchain) -> None:
-    """Bring the file of this folder up to date; a folder that cannot be written has none.
-
-    Nor has an installed copy, where whoever uninstalls it would leave the file behind.
-    """
+    """Bring a folder's file up to date; an installed copy, of which it would stay, has none."""
     if root == HOME and not settings.is_checkout(root):
         return
     file = root / NAME

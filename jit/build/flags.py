@@ -36,16 +36,13 @@ _one_at_a_time = Lock()
 class Flags:
     """Command lines without the compiler, the input and the output.
 
-    Attributes:
-        lines: by kind (`cxx`, `cuda`, `link`, `program`, and each with `+cuda` where a part of the
-            unit is CUDA), words in which marks stand for what a caller brings.
-        linker: has the compiler use the fastest linker that works with it.
-        quicker: lets g++ compile in half the time, to the same end.
+    `lines` has them by kind (`cxx`, `cuda`, `link`, `program`, and with `+cuda` where a part of the
+    unit is CUDA), words in which marks stand for what a caller brings.
     """
 
     lines: dict[str, list[str]]
-    linker: list[str]
-    quicker: list[str]
+    linker: list[str]  # has the compiler use the fastest linker that works with it
+    quicker: list[str]  # lets g++ compile in half the time, to the same end
 
     def cxx(self, name: str, includes: list[str], extra: list[str], with_cuda: bool) -> list[str]:
         """Return the arguments for a C++ source of the module `name`."""
@@ -63,6 +60,16 @@ class Flags:
         return _filled(self.lines[_linked(standalone) + "+cuda" * with_cuda], extra)
 
 
+def check_compiler(toolchain: Toolchain) -> None:
+    """Raise BuildError without a C++ compiler."""
+    if toolchain.cxx is None:
+        command = os.environ.get("CXX") or "c++"
+        raise BuildError(
+            f"no C++ compiler: `{command}` is not on PATH; install one "
+            "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
+        )
+
+
 def _linked(standalone: bool) -> str:
     return "program" if standalone else "link"
 
@@ -76,10 +83,7 @@ def _filled(
 
 @cache
 def of(toolchain: Toolchain, work: Path) -> Flags:
-    """Return the flags of this toolchain, from the folder `work` where they are kept.
-
-    Raises: BuildError where torch.utils.cpp_extension cannot be used.
-    """
+    """Return this toolchain's flags, which `work` keeps; BuildError without torch's module."""
     import torch
 
     asked = [_FORMAT, toolchain.identity, toolchain.cuda_home, os.environ.get("PATH")]

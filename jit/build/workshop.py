@@ -25,12 +25,14 @@ from pathlib import Path
 
 from ..cache.lock import lock_of
 from ..cache.store import file_digest, remove
+from ..errors import BuildError
 from ..machine.forks import Lock
 from .slots import SLOTS
 
 _MOMENTARY = errno.EFAULT, errno.EAGAIN, errno.ENOMEM
 _starting = Lock()  # one at a time: it takes a millisecond or two
 _KEPT = 3  # objects of each source that stay for edits to come back to
+_NICE = 10  # of compilers that nobody waits for
 _OLD = 3600  # seconds after which a draft is certainly nobody's
 _KILLED = re.compile(r"\bKilled\b.*\bprogram\b|died due to signal 9\b|was ended by signal 9\b")
 _MEMORY = "it was killed twice; where memory is short, set MAX_JOBS=1"
@@ -61,20 +63,15 @@ class Object:
 
 
 class Workshop:
-    """A work folder whose lock the caller holds.
+    """A work folder whose lock the caller holds."""
 
-    Attributes:
-        said: every command that ran, and what it printed.
-        seconds: that compilers (`compile`) and linkers (`link`) have run, added up.
-        ended: `end` was called, so what fails from then on fails for that reason.
-    """
-
-    def __init__(self, folder: Path, rank: Callable[[], tuple] = tuple, verbose: bool = False):
+    def __init__(self, folder: Path, rank: Callable[[], tuple] = tuple):
         folder.mkdir(mode=0o700, exist_ok=True)
-        self.folder, self._rank, self._verbose = folder, rank, verbose
-        self.said: list[str] = []
-        self.seconds: dict[str, float] = {}
-        self.ended = False
+        self.folder, self._rank = folder, rank
+        self.at_once = False  # so that compilers start here without waiting for a core
+        self.said: list[str] = []  # every command that ran, and what it printed
+        self.seconds: dict[str, float] = {}  # of compilers, `compile`, and linkers, `link`
+        self.ended = False  # by `end`, which is why anything fails from then on
         self._running: set[subprocess.Popen] = set()
         self._guard = threading.Lock()
         _open.add(self)
@@ -101,10 +98,7 @@ class Workshop:
         return made
 
     def link(self, command: list[str], name: str) -> Path:
-        """Run a linker (`command` lacks `-o`); the product, under a name that is nobody else's.
-
-        The caller removes it. Raises: CompileError.
-        """
+        """Run a linker (`command` lacks `-o`); the product, which the caller removes."""
         draft = self._draft(name)
         status, said = self.run([*command, "-o", draft.name], "link")
         if status:
@@ -119,13 +113,17 @@ class Workshop:
         each ends somebody's wait. Raises: CompileError once this workshop has been ended.
         """
         first = (float("-inf"),) if stage == "link" else ()
-        with SLOTS.take(lambda: (*self._rank()[:1], *first, *self._rank()[1:])):
+        slot = SLOTS.take(lambda: (*self._rank()[:1], *first, *self._rank()[1:]))
+        with contextlib.nullcontext(True) if self.at_once else slot as urgent:
             begun = time.perf_counter()
             with self._guard:
                 if self.ended:
                     raise CompileError("the build was ended")
                 process = self._start(command)
                 self._running.add(process)
+            if not urgent:  # the machine is for those who work on it, and wait
+                with contextlib.suppress(OSError):
+                    os.setpriority(os.PRIO_PGRP, process.pid, _NICE)
             try:
                 out = process.communicate()[0].decode(errors="replace")
             finally:
@@ -136,17 +134,11 @@ class Workshop:
         if process.returncode < 0:
             out += f"{command[0]} was ended by signal {-process.returncode}\n"
         if note:
-            text = f"{shlex.join(command)}\n{out}"
-            self.said.append(text)
-            if self._verbose:
-                print(text, end="", flush=True)
+            self.said.append(f"{shlex.join(command)}\n{out}")
         return process.returncode, out
 
     def _start(self, command: list[str], tries: int = 3) -> subprocess.Popen:
-        """Start a tool; again where a crowded machine refuses it for a moment.
-
-        Sandboxes have been seen to answer EFAULT where several threads start programs at once.
-        """
+        """Start a tool; again where a crowded machine, or EFAULT of a sandbox's, refuses it."""
         try:
             with _starting:
                 return subprocess.Popen(
@@ -174,6 +166,16 @@ class Workshop:
 
     def _draft(self, name: str) -> Path:
         return self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}"
+
+    def failure(self, name: str, causes: str, log: str) -> BuildError:
+        """Return the error of a build, with where all that was printed lies: in a file `log`."""
+        file = self.folder.parent / log
+        try:
+            file.write_text("\n".join(self.said))
+        except OSError:
+            return BuildError(f"{name} could not be built:\n{causes}", name)
+        where = f"The whole output is in {file}"
+        return BuildError(f"{name} could not be built:\n{causes}\n{where}", name, str(file))
 
     def _compile(self, job: Compile) -> Object | CompileError:
         """Make or find one object.

@@ -14,16 +14,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import BuildError
+from ..errors import CacheError
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EIO)
 
 
 class FileLock:
-    """An exclusive lock on the file `path`, not held at first; a forked child does not inherit it.
-
-    As a context it is held inside, as soon as nobody else holds it.
-    """
+    """An exclusive lock on the file `path`, held inside a `with`; a forked child has it not."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -104,8 +101,8 @@ def gate(folder: Path) -> Iterator[None]:
         yield
 
 
-def _no_locks(folder: Path, why: str) -> BuildError:
-    return BuildError(
+def _no_locks(folder: Path, why: str) -> CacheError:
+    return CacheError(
         f"file locks do not work in {folder} ({why}), as in some network folders, and builds there "
         "could spoil each other; set LOADER_CACHE_DIR to a folder on a local disk"
     )

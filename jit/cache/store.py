@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..errors import BuildError
+from ..errors import BuildError, CacheError
 from ..machine import files
 from ..machine.sources import listed
 from .key import key as key_of
@@ -170,10 +170,10 @@ def make_private(folder: Path) -> None:
     check_private(folder)
 
 
-def cannot_write(folder: Path, error: OSError) -> BuildError:
+def cannot_write(folder: Path, error: OSError) -> CacheError:
     """Return the error of a cache that cannot be written."""
     cure = DISK.get(error.errno or 0, "")
-    return BuildError(
+    return CacheError(
         f"the build cache {folder} cannot be written: {error.strerror}; {cure}"
         "set LOADER_CACHE_DIR to a folder of yours on a disk that can be written"
     )
@@ -197,21 +197,21 @@ def check_private(folder: Path) -> None:
     """
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode):
-        raise BuildError(f"the build cache {folder} must be a folder and no link; remove it")
+        raise CacheError(f"the build cache {folder} must be a folder and no link; remove it")
     if found.st_uid not in (os.geteuid(), 0):
-        raise BuildError(
+        raise CacheError(
             f"the build cache {folder} belongs to user {found.st_uid}, not to you "
             f"({os.geteuid()}); set LOADER_CACHE_DIR to a folder of your own"
         )
     if found.st_mode & 0o022:
-        raise BuildError(
+        raise CacheError(
             f"the build cache {folder} can be written by others (mode {found.st_mode & 0o777:o}); "
             "what lies there gets executed: chmod 700 it, or remove it if somebody may have written"
         )
     for above in Path(os.path.realpath(folder)).parents:
         mode = os.stat(above).st_mode
         if mode & 0o002 and not mode & stat.S_ISVTX:
-            raise BuildError(
+            raise CacheError(
                 f"the build cache {folder} lies in {above}, where anybody can rename it and put "
                 f"another in its place (mode {mode & 0o777:o}); chmod o-w that folder, or set "
                 "LOADER_CACHE_DIR to a folder below your home"

@@ -1,8 +1,8 @@
 """The words for a failed build and for a misspelt name, and the tables that loader prints.
 
-Doors: `BuildError` and `no_attribute` of this file, `diagnose` (what a build's output comes down
-to), `symbols` (what linkers say), `literal` (where a string stands in the user's file), `cxx`
-(a lexer of C++), `table`.
+Doors: `BuildError`, `CacheError` and `no_attribute` of this file, `diagnose` (what a build's output
+comes down to), `symbols` (what linkers say), `literal` (where a string stands in the user's file),
+`cxx` (a lexer of C++), `table`.
 
 Imports no other room.
 """
@@ -26,6 +26,10 @@ class BuildError(RuntimeError):
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the message says where the fault is, loader's calls not."""
         return [f"BuildError: {self}"]
+
+
+class CacheError(BuildError):
+    """The build cache cannot be used; the message says why and what to do."""
 
 
 def no_attribute(where: str, name: str, known: Collection[str], owner: object) -> AttributeError:

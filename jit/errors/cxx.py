@@ -8,7 +8,7 @@ import contextlib
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _KEYWORDS = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
@@ -25,18 +25,16 @@ _STATEMENTS = "case co_await co_return co_yield delete else goto new return thro
 KEYWORDS, TYPES, STATEMENTS = (frozenset(w.split()) for w in (_KEYWORDS, _TYPES, _STATEMENTS))
 
 _SPLICE = r"(?:\\\r?\n)*"  # continued lines, which may part even `/` from `*`
-_NOT_CODE = re.compile(
-    rf"(?P<comment>/{_SPLICE}/(?:\\\r?\n|[^\n])*|/{_SPLICE}\*.*?(?:\*{_SPLICE}/|\Z))"
+# Patterns are compiled when they are used: a warm start does without.
+_NOT_CODE = (
+    rf"(?s)(?P<comment>/{_SPLICE}/(?:\\\r?\n|[^\n])*|/{_SPLICE}\*.*?(?:\*{_SPLICE}/|\Z))"
     r'|(?<!\w)(?:u8|[uUL])?R"(?P<mark>[^()\\\s"]{0,16})\(.*?(?:\)(?P=mark)"|\Z)'
     r'|(?:(?<!\w)(?:u8|[uUL]))?"(?:\\\r\n|\\.|[^"\\\n])*"'
     # An apostrophe behind a digit or a letter parts the digits of a number: 1'000.
-    r"|(?<!\w)(?:u8|[uUL])?'(?:\\\r\n|\\.|[^'\\\n])+'",
-    re.DOTALL,
+    r"|(?<!\w)(?:u8|[uUL])?'(?:\\\r\n|\\.|[^'\\\n])+'"
 )
-_DIRECTIVE = re.compile(
-    rf"^[ \t]*#(?:[ \t]|{_SPLICE})*(?P<name>\w*)[ \t]*(?P<rest>(?:\\\r?\n|[^\n])*)", re.MULTILINE
-)
-_INCLUDE = re.compile(r'(?:<(?P<system>[^>\n]+)>|"(?P<quoted>[^"\n]+)")')
+_DIRECTIVE = rf"(?m)^[ \t]*#(?:[ \t]|{_SPLICE})*(?P<name>\w*)[ \t]*(?P<rest>(?:\\\r?\n|[^\n])*)"
+_INCLUDE = r'(?:<(?P<system>[^>\n]+)>|"(?P<quoted>[^"\n]+)")'
 
 
 def blanked(text: str, strings: bool = True) -> str:
@@ -49,39 +47,34 @@ def blanked(text: str, strings: bool = True) -> str:
     def blank(match: re.Match) -> str:
         return _blanks(match) if strings or match["comment"] is not None else match[0]
 
-    return _NOT_CODE.sub(blank, text)
+    return re.sub(_NOT_CODE, blank, text)
 
 
 def without_directives(code: str) -> str:
     """Return `code`, in which comments are blanked, with its preprocessor's lines blanked too."""
-    return _DIRECTIVE.sub(_blanks, code)
+    return re.sub(_DIRECTIVE, _blanks, code)
 
 
 def _blanks(match: re.Match) -> str:
     return re.sub(r"[^\r\n]", " ", match[0])
 
 
-@dataclass(frozen=True)
-class Directive:
+class Directive(NamedTuple):
     """A line of the preprocessor's, with the lines that continue it; `rest` as it is written."""
 
     name: str
     rest: str
-    begin: int
-    end: int
 
 
 def directives(text: str) -> Iterator[Directive]:
     """Yield the preprocessor's lines of a source, comments left out."""
     code = blanked(text)
-    for match in _DIRECTIVE.finditer(blanked(text, strings=False)):
-        if code.find("#", match.start(), match.end()) < 0:
-            continue  # within a string of several lines
-        yield Directive(match["name"], match["rest"].strip(), match.start(), match.end())
+    for match in re.finditer(_DIRECTIVE, blanked(text, strings=False)):
+        if "#" in code[match.start() : match.end()]:  # else within a string of several lines
+            yield Directive(match["name"], match["rest"].strip())
 
 
-@dataclass(frozen=True)
-class Include:
+class Include(NamedTuple):
     """A header's name as a source has it; `quoted` where that is "name" and not <name>."""
 
     name: str
@@ -90,7 +83,7 @@ class Include:
 
 def includes(text: str) -> list[Include]:
     """Return the headers that a source includes by name, in its order."""
-    named = (_INCLUDE.match(d.rest) for d in directives(text) if d.name == "include")
+    named = (re.match(_INCLUDE, d.rest) for d in directives(text) if d.name == "include")
     return [Include(m["system"] or m["quoted"], m["system"] is None) for m in named if m]
 
 

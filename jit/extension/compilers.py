@@ -4,7 +4,6 @@ Whatever a command reads of ours lies in the work folder under a digest of its c
 written anew where it differs.
 """
 
-import contextlib
 import hashlib
 import os
 from dataclasses import dataclass, replace
@@ -19,10 +18,9 @@ from ..errors import cxx
 from ..machine import files
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
-from .binding import binding
 from .flags import argv
 from .inputs import headers
-from .levels import CUDA_HEADERS, UMBRELLAS, Level, include_lines
+from .levels import CUDA_HEADERS, UMBRELLAS, Level, binding, include_lines
 from .names import Names, macros_of, names_of
 from .precompiled import Precompiled
 
@@ -54,22 +52,13 @@ class Task:
 
 
 class Compilers:
-    """The commands for one extension, run in a workshop; at the context's end locks are freed."""
+    """The commands for one extension, run in a workshop."""
 
     def __init__(self, extension: Extension, toolchain: Toolchain, shop: Workshop):
         self._extension, self._toolchain, self._shop = extension, toolchain, shop
         self._work = shop.folder.parent
         self._flags = flags.of(toolchain, self._work)
-        self._closing = contextlib.ExitStack()
         self._macros = cache(lambda *asked: macros_of(self._preprocessed(*asked)))
-
-    def __enter__(self) -> "Compilers":
-        """Itself."""
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Let others remove the precompiled headers."""
-        self._closing.close()
 
     def compile(self, task: Task, way: Level) -> tuple[Path | None, str]:
         """Return the object, or None, and what the compiler said."""
@@ -231,9 +220,7 @@ class Compilers:
         line = self._flags.cxx("", [], kept, False)
         made_by = [*self._toolchain.command("CXX"), *(w for w in line if "_NAME=" not in w)]
         facts = [self._toolchain.cxx, self._toolchain.torch]
-        header = Precompiled(self._shop, made_by, facts, way.prelude)
-        self._closing.callback(header.close)
-        return header
+        return Precompiled(self._shop, made_by, facts, way.prelude)
 
 
 def _of_torch(word: str) -> bool:

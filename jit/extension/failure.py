@@ -25,14 +25,7 @@ def could_not_be_built(extension: Extension, output: str, workshop: Workshop) ->
         output, workshop.folder, _names(extension)
     )
     causes = Places(extension).in_callers_words(causes)
-    log, where = workshop.folder.parent / f"{extension.unit}.log", ""
-    with contextlib.suppress(OSError):
-        log.write_text("\n".join(workshop.said))
-        where = f"\nThe whole output is in {log}"
-    name = extension.name
-    return BuildError(
-        f"{name} could not be built:\n{causes}{where}", name, str(log) if where else None
-    )
+    return workshop.failure(extension.name, causes, f"{extension.unit}.log")
 
 
 def does_not_load(extension: Extension, failure: str) -> BuildError:

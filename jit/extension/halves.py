@@ -8,7 +8,6 @@ the host's object asks for.
 """
 
 import re
-from bisect import bisect
 from dataclasses import dataclass
 
 from ..errors import cxx
@@ -17,6 +16,7 @@ from .levels import CUDA_HEADERS, TORCH_NAMES, include_lines, standard_headers
 _KERNEL = re.compile(r"\b__global__\b")
 _DEVICE = re.compile(r"\b__(?:device|constant|managed|host|shared|grid_constant)__\b")
 _TEMPLATE = re.compile(r"template\s*<")
+_SPECIALISED = re.compile(r"template\s*<\s*>")
 _TYPE = re.compile(r"(?:struct|class|enum|union)\b")
 _BOTH = re.compile(
     r"(?:struct|class|enum|union|template|(?:static |inline )*const(?:expr)?|inline)\b"
@@ -28,6 +28,9 @@ _SAFE_HEADER = re.compile(
 _OF_TORCH = re.compile(r"(?:torch|ATen|c10)/")
 _BEFORE_ITEM = re.compile(r"namespace\b|extern\b|asm\b|[\[;(]")
 _GOES_ON = re.compile(r"(?:typedef|struct|class|enum|union)\b")
+_BLANK = re.compile(r"\s*")
+_LINE = re.compile(r"(?:\\\r?\n|[^\n])*")
+_LAUNCH = re.compile(r"(\w+)\s*(?:<(?:[^<>;{}]|<[^<>;{}]*>)*>)?\s*<<<")
 _CUDA_HEADERS = include_lines(CUDA_HEADERS)
 _LAUNCHES = (
     _CUDA_HEADERS
@@ -37,43 +40,34 @@ _LAUNCHES = (
     "    return __cudaPushCallConfiguration(grid, block, shared, stream) == 0;\n"
     "}\n"
 )
-# Names of c10's types that instances of a kernel may have, with the header of each.
-_C10_TYPES = {"Half": "Half", "BFloat16": "BFloat16", "complex": "complex"}
+# c10's types that instances of a kernel may have; each has a header of its name.
+_C10_TYPES = ("Half", "BFloat16", "complex")
 # So that the host's half finds the stubs of template kernels, and no other library does.
 LINKED_STUBS = ["-static-global-template-stub=false", "-Xcompiler", "-fvisibility=hidden"]
 
 
 @dataclass(frozen=True)
 class Halves:
-    """Return what the GPU runs, for nvcc, and the host's part, for the C++ compiler."""
+    """What the GPU runs, for nvcc, and the host's part, for the C++ compiler."""
 
     device: str
     host: str
-    kernels: frozenset[str]
-    templates: frozenset[str]  # those of the kernels that are templates
+    templates: frozenset[str]  # the kernels that are templates
 
     def with_instances(self, symbols: list[str]) -> str | None:
         """Return the device's half with the instances that the host's object lacks.
 
         `symbols` are its undefined ones, demangled. None where one cannot be written as C++.
         """
-        lines = []
-        for symbol in symbols:
-            name = re.match(r"void (\w+)<", symbol)
-            if not name or name[1] not in self.templates:
-                continue
-            if re.search(r"\{|\(anonymous|\[|'", symbol):
-                return None  # a lambda, or a type without a name
-            lines.append(f"template __global__ {symbol};\n")
-        asked = "".join(lines)
-        headers = [
-            f"#include <c10/util/{file}.h>\n"
-            for name, file in _C10_TYPES.items()
-            if f"c10::{name}" in asked
-        ]
-        if re.search(r"\b(?:at|torch)::|\bc10::(?!Half\b|BFloat16\b|complex\b)", asked):
+        found = ((re.match(r"void (\w+)<", symbol), symbol) for symbol in symbols)
+        lacking = [symbol for name, symbol in found if name and name[1] in self.templates]
+        asked = "".join(f"template __global__ {symbol};\n" for symbol in lacking)
+        # A lambda, a type without a name, or one of a header of torch's.
+        types = "|".join(_C10_TYPES)
+        if re.search(rf"\{{|\(anonymous|\[|'|\b(?:at|torch)::|\bc10::(?!(?:{types})\b)", asked):
             return None
-        return "".join([*headers, self.device, '#line 1 "instances"\n', *lines])
+        headers = [f"c10/util/{name}.h" for name in _C10_TYPES if f"c10::{name}" in asked]
+        return f'{include_lines(headers)}{self.device}#line 1 "instances"\n{asked}'
 
 
 def halves(text: str, name: str) -> Halves | None:
@@ -83,106 +77,90 @@ def halves(text: str, name: str) -> Halves | None:
     is not understood leaves the source whole.
     """
     code = cxx.blanked(text)
-    if re.search(r"\boctet_configure\b", code):
-        return None
-    split = _Split(text, code, name)
     items = _items(text, code)
-    if items is None or not all(split.takes(begin, end) for begin, end in items):
+    if items is None or re.search(r"\boctet_configure\b", code):
         return None
+    split, device, host = _Split(), [], []
+    for begin, end in items:
+        parts = split.parts(text[begin:end], code[begin:end])
+        if parts is None:
+            return None
+        line = 1 + text.count("\n", 0, begin)
+        for half, part in zip((device, host), parts, strict=True):
+            if part:
+                half.append(f'#line {line} "{name}"\n{part}\n')
     if not split.kernels:
         return None
     return Halves(
-        _CUDA_HEADERS + standard_headers(code, device=True) + "".join(split.device),
-        _LAUNCHES + "".join(split.host),
-        frozenset(split.kernels),
+        _CUDA_HEADERS + standard_headers(code, device=True) + "".join(device),
+        _LAUNCHES + "".join(host),
         frozenset(split.templates),
     )
 
 
 class _Split:
-    """A source that is being split, item by item."""
+    """The items of a source parted one by one; each as (nvcc's text, the host's), "" for none.
 
-    def __init__(self, text: str, code: str, name: str):
-        self._text, self._code, self._name = text, code, name
-        self._lines = [0, *(found.end() for found in re.finditer("\n", text))]
-        self.device: list[str] = []
-        self.host: list[str] = []
+    None stands for what is not understood.
+    """
+
+    def __init__(self) -> None:
         self.kernels: set[str] = set()
         self.templates: set[str] = set()
         self._device_names: set[str] = set()  # of what the host's half does not have
 
-    def takes(self, begin: int, end: int) -> bool:
-        """Put an item where it belongs; False where it is not understood."""
-        item, bare = self._text[begin:end], self._code[begin:end]
-        place = f'#line {bisect(self._lines, begin)} "{self._name}"\n'
+    def parts(self, item: str, bare: str) -> tuple[str, str] | None:
+        """Part any item; `bare` is its code without comments and strings."""
         if bare.startswith("#"):
-            return self._directive(place, item, bare)
+            return _directive(item, bare)
         if _KERNEL.search(bare):
-            return self._kernel(place, item, bare)
+            declared = _declaration(bare)
+            if TORCH_NAMES.search(bare) or declared is None:
+                return None
+            self.kernels.add(declared[0])
+            if _TEMPLATE.match(bare):
+                self.templates.add(declared[0])
+            return item, declared[1]
         if _DEVICE.search(bare):
-            return self._device_item(place, item, bare)
+            return self._device_item(item, bare)
         if "<<<" not in bare and (re.match(r"(?:using|typedef)\b", bare) or _BOTH.match(bare)):
             variable = re.search(r"\}[^{}]*\w[^{}]*$", bare) and not bare.startswith("typedef")
-            if variable or re.match(r"template\s*<\s*>", bare):
-                return False  # what is defined once, of which both halves would have one
-            self.host.append(f"{place}{item}\n")
-            if not TORCH_NAMES.search(bare):
-                self.device.append(f"{place}{item}\n")
-            return True
-        return self._host_item(place, item, bare)
+            if variable or _SPECIALISED.match(bare):
+                return None  # what is defined once, of which both halves would have one
+            return "" if TORCH_NAMES.search(bare) else item, item
+        return self._host_item(item, bare)
 
-    def _directive(self, place: str, item: str, bare: str) -> bool:
-        word = re.match(r"#\s*(\w*)", bare)[1]
-        if word not in ("include", "define", "undef", "pragma"):
-            return False
-        header = re.match(r"#\s*include\s*<([^>]+)>", item)
-        if word == "include" and not (header and _SAFE_HEADER.fullmatch(header[1])):
-            return False
-        self.host.append(f"{place}{item}\n")
-        if not (header and _OF_TORCH.match(header[1])):
-            self.device.append(f"{place}{item}\n")
-        return True
-
-    def _kernel(self, place: str, item: str, bare: str) -> bool:
-        declared = _declaration(bare)
-        if TORCH_NAMES.search(bare) or declared is None:
-            return False
-        self.kernels.add(declared[0])
-        if _TEMPLATE.match(bare):
-            self.templates.add(declared[0])
-        self.device.append(f"{place}{item}\n")
-        self.host.append(f"{place}{declared[1]}\n")
-        return True
-
-    def _device_item(self, place: str, item: str, bare: str) -> bool:
-        if TORCH_NAMES.search(bare) or re.match(r"template\s*<\s*>", bare):
-            return False
-        self.device.append(f"{place}{item}\n")
+    def _device_item(self, item: str, bare: str) -> tuple[str, str] | None:
+        if TORCH_NAMES.search(bare) or _SPECIALISED.match(bare):
+            return None
+        if "__host__" in bare or _TYPE.match(bare[_behind_template(bare) :].lstrip()):
+            once = not _BOTH.match(bare) or re.search(r"\}\s*\w[^{}]*$", bare)
+            return None if once else (item, item)
         head = re.split(r"[{;=]", bare, maxsplit=1)[0]
-        rest = bare[_behind_template(bare) :].lstrip()
-        if "__host__" in bare or _TYPE.match(rest):
-            if not _BOTH.match(bare) or re.search(r"\}\s*\w[^{}]*$", bare):
-                return False
-            self.host.append(f"{place}{item}\n")
-        else:
-            name = re.search(r"(\w+)\s*(?:\(|\[|$)", head[_behind_template(head) :].rstrip())
-            self._device_names |= {name[1]} if name else set()
-        return True
+        name = re.search(r"(\w+)\s*(?:\(|\[|$)", head[_behind_template(head) :].rstrip())
+        self._device_names |= {name[1]} if name else set()
+        return item, ""
 
-    def _host_item(self, place: str, item: str, bare: str) -> bool:
+    def _host_item(self, item: str, bare: str) -> tuple[str, str] | None:
         """A function, or its declaration; one with what only nvcc's half has is not split off."""
-        if not (bare.rstrip().endswith("}") or re.search(r"\)\s*;\s*$", bare)):
-            return False
-        start = _behind_template(bare)
-        if not re.match(r"[\w:<>,&*\s\[\]]+\(", bare[start:]):
-            return False
+        if not re.search(r"(?:\}|\)\s*;)\s*$", bare):
+            return None
+        if not re.match(r"[\w:<>,&*\s\[\]]+\(", bare[_behind_template(bare) :]):
+            return None
         if self._device_names & cxx.identifiers(bare):
-            return False
+            return None
         launched = _launches(item, bare, self.kernels)
-        if launched is None:
-            return False
-        self.host.append(f"{place}{launched}\n")
-        return True
+        return None if launched is None else ("", launched)
+
+
+def _directive(item: str, bare: str) -> tuple[str, str] | None:
+    word = re.match(r"#\s*(\w*)", bare)[1]
+    header = re.match(r"#\s*include\s*<([^>]+)>", item)
+    if word not in ("include", "define", "undef", "pragma"):
+        return None
+    if word == "include" and not (header and _SAFE_HEADER.fullmatch(header[1])):
+        return None
+    return "" if header and _OF_TORCH.match(header[1]) else item, item
 
 
 def _behind_template(bare: str) -> int:
@@ -193,19 +171,13 @@ def _behind_template(bare: str) -> int:
 
 def _items(text: str, code: str) -> list[tuple[int, int]] | None:
     """Where each directive, declaration and definition at the top level begins and ends."""
-    found, at, size = [], 0, len(code)
-    while True:
-        while at < size and code[at].isspace():
-            at += 1
-        if at >= size:
-            return found
-        begin = at
-        if code[at] == "#":
-            while at < size and not (code[at] == "\n" and text[at - 1] != "\\"):
-                at += 1
-        elif (at := _item_end(code, begin)) < 0:
+    found, at = [], 0
+    while (begin := _BLANK.match(code, at).end()) < len(code):
+        at = _LINE.match(text, begin).end() if code[begin] == "#" else _item_end(code, begin)
+        if at < 0:
             return None
         found.append((begin, at))
+    return found
 
 
 def _item_end(code: str, begin: int) -> int:
@@ -245,32 +217,16 @@ def _declaration(bare: str) -> tuple[str, str] | None:
 
 def _launches(item: str, bare: str, kernels: set[str]) -> str | None:
     """A host function with each `<<<` written out; None where one is no plain launch."""
-    pieces, at = [], 0
-    for found in re.finditer("<<<", bare):
-        begin = _launched(bare, at, found.start())
-        name = re.match(r"\w*", bare[begin:])[0]
-        end = bare.find(">>>", found.end())
-        if name not in kernels or end < 0 or "<<<" in bare[found.end() : end]:
+    pieces, at, launches = [], 0, [*_LAUNCH.finditer(bare)]
+    if len(launches) != bare.count("<<<"):
+        return None
+    for found in launches:
+        begin, end = found.start(), bare.find(">>>", found.end())
+        if found[1] not in kernels or end < 0 or "<<<" in bare[found.end() : end]:
             return None
         if bare[:begin].rstrip()[-1:] not in (";", "{", "}", ")"):
             return None  # not a statement of its own
-        configuration, kernel = item[found.end() : end], item[begin : found.start()]
+        configuration, kernel = item[found.end() : end], item[begin : found.end() - len("<<<")]
         pieces.append(f"{item[at:begin]}!octet_configure({configuration}) ? (void)0 : {kernel}")
         at = end + len(">>>")
     return "".join([*pieces, item[at:]])
-
-
-def _launched(bare: str, least: int, end: int) -> int:
-    """Where the kernel's name before `<<<` begins, with its template arguments behind it."""
-    at = len(bare[:end].rstrip())
-    if bare[at - 1 : at] == ">":
-        depth = 0
-        while at > least:
-            at -= 1
-            depth += (bare[at] == ">") - (bare[at] == "<")
-            if depth == 0:
-                break
-        at = len(bare[:at].rstrip())
-    while at > least and (bare[at - 1].isalnum() or bare[at - 1] == "_"):
-        at -= 1
-    return at

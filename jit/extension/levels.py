@@ -133,9 +133,7 @@ TORCH = Level(
 )
 
 
-def levels(
-    text: str, functions: bool, implicit: bool, torch_include: Path, cuda: bool = False
-) -> list[Level]:
+def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> list[Level]:
     """Return the ways to compile a source, the narrowest first; the last one is torch's own.
 
     `functions` tells that bindings follow; `implicit` that torch's umbrella header stands before
@@ -168,31 +166,52 @@ def levels(
         return wide  # may need torch as well
     if not names_torch:
         return [plain, *wide]
-    if functions and not _layout_is_known(torch_include):
+    if functions and not _layout_is_known():
         return wide
-    prelude = _tensors(code, standard + gpu, torch_include)
+    prelude = _tensors(code, standard + gpu)
     prelude += "" if cuda else f"#define OCTET_TENSORS\n{own}"
     slim = not any(name.startswith("ATen/") for name in of_torch)
     hidden = (*UMBRELLAS, *_HEAVY) if slim else UMBRELLAS
     return [Level("tensor", prelude, hidden, own_binding=functions), *wide]
 
 
-def _tensors(code: str, before: str, torch_include: Path) -> str:
+def binding(functions: dict[str, str], name: str, level: Level, error_handling: bool) -> str:
+    """Return the text behind a source that binds functions as the module `name`.
+
+    It declares nothing but the module's own entry, so that no function's name can clash with it.
+    """
+    if level.own_binding:
+        entries = "".join(
+            f"octet_binding::entry<{i}, &{f}>({cxx.literal(f)}, {cxx.literal(doc)}),\n"
+            for i, (f, doc) in enumerate(functions.items())
+        )
+        return (
+            f"PyMODINIT_FUNC PyInit_{name}() {{\n"
+            f"return octet_binding::module({cxx.literal(name)}, {{\n{entries}    {{}}}});\n}}\n"
+        )
+    wrap = "torch::wrap_pybind_function({})" if error_handling else "{}"
+    lines = [
+        f"m.def({cxx.literal(f)}, {wrap.format(f)}, {cxx.literal(doc)});"
+        for f, doc in functions.items()
+    ]
+    return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}", ""])
+
+
+def _tensors(code: str, before: str) -> str:
     """Return what brings tensors, their methods, and the functions of at:: that are named."""
     called = {*re.findall(r"(?<![.\w])(?<!->)([A-Za-z_]\w*)\s*\(", code)}
-    operators = [w for w in sorted(called) if (torch_include / f"ATen/ops/{w}.h").exists()]
+    operators = [w for w in sorted(called) if (torch_include() / f"ATen/ops/{w}.h").exists()]
     headers = ["ATen/core/Tensor.h", "ATen/TensorOperators.h", "ATen/core/LegacyTypeDispatch.h"]
     headers += [f"ATen/ops/{name}.h" for name in operators] + _named(_OF_ATEN, code)
     define = "#define AT_PER_OPERATOR_HEADERS\n"
-    return define + before + include_lines(headers) + _torch_namespace(operators, torch_include)
+    return define + before + include_lines(headers) + _torch_namespace(operators)
 
 
-def _torch_namespace(operators: list[str], torch_include: Path) -> str:
+def _torch_namespace(operators: list[str]) -> str:
     """Return what torch/types.h puts into the namespace torch, of it what is used."""
-    api = torch_include / "torch/csrc/api/include/torch/types.h"
-    constants = re.findall(r"^constexpr auto k\w+ = [\w:]+;$", _read(api), re.M)
-    factories = _factories(torch_include)
-    used = [text for name in operators for text in factories.get(name, ())]
+    types = _read("torch/csrc/api/include/torch/types.h")
+    constants = re.findall(r"^constexpr auto k\w+ = [\w:]+;$", types, re.M)
+    used = [text for name in operators for text in _factories().get(name, ())]
     return "\n".join(
         [
             "namespace torch {\nusing namespace at;\nusing Dtype = at::ScalarType;",
@@ -209,9 +228,9 @@ def _torch_namespace(operators: list[str], torch_include: Path) -> str:
 
 
 @cache
-def _factories(torch_include: Path) -> dict[str, list[str]]:
+def _factories() -> dict[str, list[str]]:
     """Return the functions of the namespace torch that make tensors and heed `requires_grad`."""
-    text = _read(torch_include / "torch/csrc/autograd/generated/variable_factories.h")
+    text = _read("torch/csrc/autograd/generated/variable_factories.h")
     found: dict[str, list[str]] = {}
     for match in re.finditer(r"^inline at::Tensor (\w+)\(.*?^\}$", text, re.M | re.S):
         body = match[0]
@@ -221,7 +240,7 @@ def _factories(torch_include: Path) -> dict[str, list[str]]:
 
 
 @cache
-def _layout_is_known(torch_include: Path) -> bool:
+def _layout_is_known() -> bool:
     """True if torch declares what inline_binding.h takes for granted."""
     declared = {
         "autograd/python_variable.h": [
@@ -231,15 +250,15 @@ def _layout_is_known(torch_include: Path) -> bool:
         "Exceptions.h": [r"void translate_exception_to_python\(\s*const std::exception_ptr&"],
     }
     return all(
-        re.search(pattern, re.sub(r"//[^\n]*", "", _read(torch_include / "torch/csrc" / header)))
+        re.search(pattern, re.sub(r"//[^\n]*", "", _read(f"torch/csrc/{header}")))
         for header, patterns in declared.items()
         for pattern in patterns
     )
 
 
-def _read(path: Path) -> str:
+def _read(header: str) -> str:
     try:
-        return path.read_text(errors="replace")
+        return (torch_include() / header).read_text(errors="replace")
     except OSError:
         return ""
 

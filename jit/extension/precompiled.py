@@ -11,11 +11,10 @@ import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ..build.workshop import Workshop
+from ..build.workshop import Workshop, behind
 from ..cache.lock import lock_of
 from ..cache.store import file_digest
 from ..machine import files
@@ -33,43 +32,36 @@ class Precompiled:
         digest = hashlib.sha256(json.dumps([facts, self._command, text]).encode()).hexdigest()
         self._folder = shop.folder.parent / f"inline.headers-{digest[:12]}"
         self._header, self._made = self._folder / "torch.h", self._folder / "torch.h.gch"
-        # Shared while in use, so that nobody removes it; alone while it is being made.
-        self._lock = lock_of(self._folder)
 
     def used(self, compile: Callable[[list[str]], _Compiled]) -> _Compiled | None:
         """Return what `compile` returns of the arguments that use this header.
 
         None where the compiler cannot make it, or refuses it: it was not made for its flags.
         """
-        for _ in range(2):  # once more with a header made anew, where it proves damaged
-            if not self._is_made():
-                return None
-            sound: list[bool] = []
-            check = threading.Thread(target=lambda s=sound: s.append(self._is_sound()), daemon=True)
-            check.start()
-            done, said = compile(["-include", str(self._header)])
-            check.join()
-            if sound == [True]:
-                return None if not done and _COMPLAINT.search(said) else (done, said)
-            if done:
-                done.unlink(missing_ok=True)
-            fcntl.flock(self._lock.descriptor, fcntl.LOCK_EX)
-            if not self._is_sound():  # else another process has made it meanwhile
-                shutil.rmtree(self._folder, ignore_errors=True)
-        return None
+        # Shared while in use, so that nobody removes it; alone while it is being made.
+        with contextlib.closing(lock_of(self._folder)) as lock:
+            for _ in range(2):  # once more with a header made anew, where it proves damaged
+                if not self._is_made(lock.descriptor):
+                    return None
+                sound = behind(self._is_sound)
+                done, said = compile(["-include", str(self._header)])
+                if sound.result():
+                    return None if not done and _COMPLAINT.search(said) else (done, said)
+                if done:
+                    done.unlink(missing_ok=True)
+                fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
+                if not self._is_sound():  # else another process has made it meanwhile
+                    shutil.rmtree(self._folder, ignore_errors=True)
+            return None
 
-    def close(self) -> None:
-        """Let others remove it."""
-        self._lock.close()
-
-    def _is_made(self) -> bool:
+    def _is_made(self, lock: int) -> bool:
         """Make it, or wait for the process that does; False where the compiler cannot."""
-        fcntl.flock(self._lock.descriptor, fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_SH)
         if self._recorded() is None:
-            fcntl.flock(self._lock.descriptor, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if self._recorded() is None and not self._make():
                 return False
-            fcntl.flock(self._lock.descriptor, fcntl.LOCK_SH)
+            fcntl.flock(lock, fcntl.LOCK_SH)
         with contextlib.suppress(OSError):
             os.utime(self._folder)
         return True

@@ -4,13 +4,13 @@ See levels.py for the ways to compile a source, halves.py for CUDA sources in tw
 which errors lead to the next way.
 """
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from ..build import flags
 from ..build.workshop import CompileError, Workshop, in_threads
 from ..errors import BuildError, cxx
 from ..machine.toolchain import Toolchain
@@ -20,7 +20,7 @@ from .failure import could_not_be_built, no_module
 from .flags import argv, host_flags
 from .halves import LINKED_STUBS, Halves, halves
 from .inputs import manifest
-from .levels import Level, conditions, include_lines, levels, torch_include
+from .levels import Level, conditions, include_lines, levels
 from .names import Names, names_of
 from .retry import may_need_more
 
@@ -55,12 +55,7 @@ class ExtensionRecipe:
 
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler, or without nvcc where there is CUDA."""
-        if self._toolchain.cxx is None:
-            command = os.environ.get("CXX") or "c++"
-            raise BuildError(
-                f"no C++ compiler: `{command}` is not on PATH; install one "
-                "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
-            )
+        flags.check_compiler(self._toolchain)
         if self._extension.with_cuda and self._toolchain.nvcc is None:
             version, name = torch.version.cuda, self.label
             cure = (
@@ -81,16 +76,16 @@ class ExtensionRecipe:
             if not source.folder:  # so that compilers can quote its lines
                 (workshop.folder / source.name).write_bytes(source.content)
         try:
-            with Compilers(self._extension, self._toolchain, workshop) as compilers:
-                making = _Making(self._extension, compilers, self._narrow)
-                results = in_threads(making.parts, [*enumerate(self._extension.sources)])
-                failed = [str(result) for result in results if isinstance(result, CompileError)]
-                if failed:
-                    raise CompileError("\n".join(failed))
-                parts = [part for found in results for part in found]
-                names = [part.level for part in parts]
-                library = compilers.link([p.path for p in parts], not {*names} <= _WITHOUT_TORCH)
-                return library, {"why": [], "levels": names}
+            compilers = Compilers(self._extension, self._toolchain, workshop)
+            making = _Making(self._extension, compilers, self._narrow)
+            results = in_threads(making.parts, [*enumerate(self._extension.sources)])
+            failed = [str(result) for result in results if isinstance(result, CompileError)]
+            if failed:
+                raise CompileError("\n".join(failed))
+            parts = [part for found in results for part in found]
+            names = [part.level for part in parts]
+            library = compilers.link([p.path for p in parts], not {*names} <= _WITHOUT_TORCH)
+            return library, {"why": [], "levels": names}
         finally:
             if self._verbose:
                 print("\n".join(workshop.said), flush=True)
@@ -130,15 +125,15 @@ class _Making:
         Both are compiled at once, unless the host's object has to tell which instances of kernel
         templates it needs. Raises: CompileError where the whole could not be compiled either.
         """
-        flags = argv(self._extension.cuda_cflags)
-        given, split = host_flags(flags), halves(source.text, source.name)
+        own = argv(self._extension.cuda_cflags)
+        given, split = host_flags(own), halves(source.text, source.name)
         if given is None or split is None:
             return None
         if split.templates and sum(s.cuda for s in self._extension.sources) > 1:
             return None  # whose templates of one name may differ
         given = (*self._compilers.defines_of_nvcc(), *given)
         host = Task(source, False, given, split.host, beside=split.device)
-        device = Task(source, True, tuple(flags), split.device, beside=split.host)
+        device = Task(source, True, tuple(own), split.device, beside=split.host)
         tries = [(device, [Level("kernels", "")], ""), (host, self._levels(source, False), "host ")]
         if not split.templates:
             made = in_threads(lambda half: self._half(*half), tries)
@@ -146,7 +141,7 @@ class _Making:
             made = [None, self._half(*tries[1])]
             text = isinstance(made[1], Part) and self._with_instances(split, made[1])
             if text:
-                device = replace(device, given=(*flags, *LINKED_STUBS), text=text)
+                device = replace(device, given=(*own, *LINKED_STUBS), text=text)
                 made[0] = self._half(device, *tries[0][1:])
         hopeless = [str(half) for half in made if isinstance(half, CompileError)]
         if all(isinstance(half, Part) for half in made):
@@ -186,7 +181,7 @@ class _Making:
 
     def _levels(self, source: Source, functions: bool, cuda: bool = False) -> list[Level]:
         implicit = self._extension.implicit_headers
-        ways = levels(source.text, functions, implicit, torch_include(), cuda)
+        ways = levels(source.text, functions, implicit, cuda)
         return ways if self._narrow else ways[-1:]
 
     def _same_conditions(self, task: Task, way: Level) -> bool:

@@ -42,6 +42,7 @@ class Attempt:
         state: of the files that were built and tried.
         interrupted: True where a Ctrl-C came meanwhile, which may have ended the compiler too.
         stale: True where the files changed meanwhile, or the operator was first used.
+        keeping: the thread that puts the build into the store.
         error: what went wrong that is no matter of the edit.
     """
 
@@ -57,7 +58,7 @@ class Attempt:
         self._texts: dict[str, bytes] = {}
         self._swap: Swap | None = None
         self._was_in_use = self.operator.in_use
-        self._keeping: threading.Thread | None = None
+        self.keeping: threading.Thread | None = None
 
     def run(self, then: Callable[[], None]) -> None:
         """Do it, unless somebody does already; `then` is called at the end."""
@@ -103,15 +104,6 @@ class Attempt:
         cut_off = self.error or (self.interrupted and self.edit.outcome == "failed")
         forced = self._force or not force or self.edit.outcome == "live"
         return not cut_off and not self.stale and forced and self.state == task.state
-
-    def settle(self) -> None:
-        """Wait until the store has what was built."""
-        if self._keeping:
-            self._keeping.join()
-
-    def is_settling(self) -> bool:
-        """Return True until the store has what was built."""
-        return self._keeping is not None and self._keeping.is_alive()
 
     def _prepare(self) -> None:
         """Build and try; what is right goes into the store."""
@@ -190,10 +182,10 @@ class Attempt:
                     file=sys.stderr,
                 )
 
-        self._keeping = threading.Thread(target=keep, name=f"loader keeps {edit.unit}")
-        self._keeping.start()
+        self.keeping = threading.Thread(target=keep, name=f"loader keeps {edit.unit}")
+        self.keeping.start()
         if not self._was_in_use:
-            self._keeping.join()
+            self.keeping.join()
 
     def _try_before(self, devices: list[str]) -> threading.Thread | None:
         """Have the code in use tried while the compiler runs, and timed on a GPU, if it was not."""

@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from .evaluate import Arriving, evaluate
+from .evaluate import Arriving, emptied, evaluate, of_fakes, spread, unlike
 from .guard import Guard
 from .rounding import EXACT, LEVELS, UNIT, Level, Rounding, apart, differs, same, share
 from .trial import Verdict
-from .variants import emptied, of_fakes, spread, unlike
 
 _USUAL = 2  # runs of a rounded reference that most kernels need
 
@@ -284,11 +283,11 @@ class Sample:
                 shapes = f"{tuple(got.shape)}, expected {tuple(expected.shape)}"
                 raise Wrong(f"{self.name}: {result} has shape {shapes}")
             with self._guard.off():
-                while (found := differs(got, expected, self._moved.get(result))).count:
+                while found := differs(got, expected, self._moved.get(result)):
                     self._of.alive()
-                    hopeless = self._runs >= 3 and found.hopeless
-                    if hopeless or not self._widen():
-                        raise Wrong(f"{self.name}: {result} {found.text}")
+                    text, hopeless = found
+                    if (hopeless and self._runs >= 3) or not self._widen():
+                        raise Wrong(f"{self.name}: {result} {text}")
                 worst = max(worst, share(got, expected))
         dtype = str(self._narrowest).removeprefix("torch.")
         self._of.difference[dtype] = max(self._of.difference.get(dtype, 0.0), worst)

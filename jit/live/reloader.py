@@ -66,7 +66,7 @@ class Reloader:
         self._room = threading.Semaphore(max(1, cores() // 4))  # for what nobody waits for
         self._sessions: list[Session] = []  # all, once what they have is dealt with
         self._attempts: dict[Operator, Attempt] = {}  # under way, or not taken in yet
-        self._settling: list[Attempt] = []
+        self._settling: list[threading.Thread] = []
         self._inherited, self._trials = self._trials, None  # it answers the parent
 
     def is_unchanged(self) -> bool:
@@ -107,8 +107,8 @@ class Reloader:
 
     def settle(self) -> None:
         """Wait until the store has all that is in use."""
-        for attempt in [*self._settling]:
-            attempt.settle()
+        for keeping in [*self._settling]:
+            keeping.join()
 
     def look(self) -> list[Task]:
         """Return what is to do, after a look at every file: what `is_unchanged` compares with.
@@ -264,7 +264,8 @@ class Reloader:
             if attempt.error:
                 raise attempt.error
             if attempt.serves(task, request.force):
-                self._settling = [a for a in self._settling if a.is_settling()] + [attempt]
+                keeping = [*self._settling, attempt.keeping]
+                self._settling = [thread for thread in keeping if thread and thread.is_alive()]
                 self._note(attempt.put_in_place(), request)
                 return
             task = operator.look(_sources(operator.session))

@@ -4,7 +4,9 @@
 // The functions have the names of torch's C interface. Hidden, they bind within the library, which
 // is otherwise made of the same objects as the one in the store.
 #include <stdint.h>
-#include <string.h>
+
+#include <deque>
+#include <string>
 
 #include "../../include/quietly.h"
 
@@ -20,46 +22,34 @@ using Define = int32_t(void* library, const char* schema);
 using Implement = int32_t(void* library, const char* name, Kernel, uint64_t version);
 using Delete = int32_t(void* library);
 
-constexpr int kMost = 64;
-
 struct Block {  // one STABLE_TORCH_LIBRARY_FRAGMENT or _IMPL
-    char ns[64], key[64];
-    void* registered;
+    std::string ns, key;
+    void* registered = nullptr;
 };
 struct Entry {  // one m.def or m.impl
     Block* block;
-    char text[2048];  // a schema, or the name of an operator
-    Kernel kernel;    // null for a schema
+    std::string text;  // a schema, or the name of an operator
+    Kernel kernel;     // null for a schema
     uint64_t version;
 };
 
-Block blocks[kMost];
-Entry entries[kMost];
-int block_count = 0, entry_count = 0;
-bool too_many = false;
+// Functions, since the initialisers of other files come first.
+std::deque<Block>& blocks() {
+    static auto& kept = *new std::deque<Block>;
+    return kept;
+}
+std::deque<Entry>& entries() {
+    static auto& kept = *new std::deque<Entry>;
+    return kept;
+}
 
 int32_t keep_block(const char* ns, const char* key, void** library) {
-    if (block_count == kMost) {
-        too_many = true;
-        return 1;
-    }
-    Block& block = blocks[block_count++];
-    strncpy(block.ns, ns, sizeof(block.ns) - 1);
-    strncpy(block.key, key, sizeof(block.key) - 1);
-    *library = &block;
+    *library = &blocks().emplace_back(Block{ns, key});
     return 0;
 }
 
 int32_t keep_entry(void* library, const char* text, Kernel kernel, uint64_t version) {
-    if (entry_count == kMost || strlen(text) >= sizeof(Entry::text)) {
-        too_many = true;
-        return 1;
-    }
-    Entry& entry = entries[entry_count++];
-    entry.block = static_cast<Block*>(library);
-    strcpy(entry.text, text);
-    entry.kernel = kernel;
-    entry.version = version;
+    entries().push_back({static_cast<Block*>(library), text, kernel, version});
     return 0;
 }
 
@@ -91,13 +81,11 @@ HIDDEN int32_t torch_library_impl(void* library, const char* name, Kernel kernel
 HIDDEN int32_t aoti_torch_delete_library_object(void*) { return 0; }
 
 /// What the library would register: namespace, dispatch key and text of entry `i`, the key empty
-/// for a schema; false where there are no more. -1 counts as too many to keep.
-PUBLIC int octet_swap_entry(int i, const char** ns, const char** key, const char** text) {
-    if (too_many) return -1;
-    if (i >= entry_count) return 0;
-    *ns = entries[i].block->ns;
-    *key = entries[i].block->key;
-    *text = entries[i].text;
+/// for a schema; false where there are no more.
+PUBLIC int octet_swap_entry(size_t i, const char** ns, const char** key, const char** text) {
+    if (i >= entries().size()) return 0;
+    const Entry& entry = entries()[i];
+    *ns = entry.block->ns.c_str(), *key = entry.block->key.c_str(), *text = entry.text.c_str();
     return 1;
 }
 
@@ -110,21 +98,19 @@ PUBLIC int octet_swap_commit(const char* schemas) {
     const auto implement = of_torch<Implement>("torch_library_impl");
     if (!init || !fragment || !define || !implement) return 1;
     const Quietly quietly;
-    for (int i = 0; i < entry_count; ++i) {
-        const Entry& entry = entries[i];
+    for (const Entry& entry : entries()) {
         void* library = nullptr;  // never deleted: an operator once defined stays
-        if (!entry.kernel && schemas[i] == '1' &&
-            (fragment(entry.block->ns, __FILE__, __LINE__, &library) ||
-             define(library, entry.text)))
+        if (*schemas++ == '1' && (fragment(entry.block->ns.c_str(), __FILE__, __LINE__, &library) ||
+                                  define(library, entry.text.c_str())))
             return 2;
     }
-    for (int b = 0; b < block_count; ++b) {
-        Block& block = blocks[b];
-        if (!block.key[0] || block.registered) continue;
-        if (init(block.ns, block.key, __FILE__, __LINE__, &block.registered)) return 3;
-        for (int i = 0; i < entry_count; ++i)
-            if (entries[i].block == &block && entries[i].kernel &&
-                implement(block.registered, entries[i].text, entries[i].kernel, entries[i].version))
+    for (Block& block : blocks()) {
+        if (block.key.empty() || block.registered) continue;
+        if (init(block.ns.c_str(), block.key.c_str(), __FILE__, __LINE__, &block.registered))
+            return 3;
+        for (const Entry& entry : entries())
+            if (entry.block == &block && entry.kernel &&
+                implement(block.registered, entry.text.c_str(), entry.kernel, entry.version))
                 return 4;
     }
     return 0;
@@ -133,9 +119,9 @@ PUBLIC int octet_swap_commit(const char* schemas) {
 /// Takes the kernels back; those that were there before are in place again, unless newer ones are.
 PUBLIC void octet_swap_withdraw() {
     const auto remove = of_torch<Delete>("aoti_torch_delete_library_object");
-    for (int b = 0; b < block_count; ++b) {
-        if (blocks[b].registered) remove(blocks[b].registered);
-        blocks[b].registered = nullptr;
+    for (Block& block : blocks()) {
+        if (block.registered) remove(block.registered);
+        block.registered = nullptr;
     }
 }
 }

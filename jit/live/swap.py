@@ -56,9 +56,7 @@ class Swap:
     def _schemas(self) -> str:
         """Return a 1 for each schema that torch does not know yet, a 0 for all else."""
         new, texts = "", [ctypes.c_char_p() for _ in range(3)]
-        while found := self._library.octet_swap_entry(len(new), *map(ctypes.byref, texts)):
-            if found < 0:
-                raise BuildError(f"{self.unit} registers more than an edit can take", self.unit)
+        while self._library.octet_swap_entry(ctypes.c_size_t(len(new)), *map(ctypes.byref, texts)):
             namespace, key, text = (text.value.decode() for text in texts)
             new += "1" if not key and self._is_new(f"{namespace}::{text}") else "0"
         return new

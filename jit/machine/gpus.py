@@ -32,8 +32,7 @@ def hidden() -> str | None:
 def remembered_capabilities(there: list[str], file: Path) -> str:
     """Return the capabilities of the GPUs that have these device files, such as "8.0;9.0".
 
-    They come from `file` where they were asked for since the last boot: to ask takes 20 ms, more
-    than all the rest of a warm import.
+    To ask takes 20 ms, more than all the rest of a warm import: `file` keeps them until a boot.
     """
     boot = Path("/proc/sys/kernel/random/boot_id")
     named = boot.read_text().strip() if boot.exists() else ""
@@ -64,11 +63,7 @@ def capabilities() -> list[str]:
 
 
 def driver_cuda() -> tuple[int, int]:
-    """Return the version of CUDA that the driver supports.
-
-    Raises: FileNotFoundError where there is no driver; OSError with its words where it does not
-        start.
-    """
+    """Return the driver's CUDA; FileNotFoundError without a driver, OSError where it fails."""
     number = ctypes.c_int()
     with _nvml() as nvml:
         nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number))

@@ -14,14 +14,9 @@ _FLUSHED = {"cuda": 1 << 30, "cpu": 1 << 26}  # bytes written, several times any
 
 
 class Times(float):
-    """The median in milliseconds: a number, with all samples behind it.
+    """The median in milliseconds: a number, with all samples behind it."""
 
-    Attributes:
-        samples: milliseconds of each call, in their order.
-        device: what ran it.
-    """
-
-    samples: list[float]
+    samples: list[float]  # milliseconds of each call, in their order
     device: torch.device
 
     def __new__(cls, samples: Iterable[float], device: torch.device) -> "Times":

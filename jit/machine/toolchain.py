@@ -108,10 +108,7 @@ def current(cache_dir: Path) -> Toolchain:
 
 
 def split(text: str) -> list[str]:
-    """Return the words of a text, as a shell has them.
-
-    Raises: ValueError for a quotation that does not end.
-    """
+    """Return a text's words, as a shell has them; ValueError where a quotation does not end."""
     if not {*text} & {*"'\"\\"}:
         return text.split()
     import shlex  # which a warm import does without
@@ -133,10 +130,7 @@ def words(variables: list[str]) -> list[str]:
 
 
 def command(variable: str, cuda_home: str | None = None) -> list[str]:
-    """Return the command that `CXX` or `PYTORCH_NVCC` gives, or the usual one, as words.
-
-    Raises: ValueError for a quotation that does not end.
-    """
+    """Return the words of `CXX` or `PYTORCH_NVCC`, or of the usual command; raises as `split`."""
     usual = "c++" if variable == "CXX" else os.path.join(cuda_home or "", "bin", "nvcc")
     return _words(os.environ.get(variable) or usual)
 

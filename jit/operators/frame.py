@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -100,7 +100,12 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
 
 def check_tensors(op: str, **arguments) -> None:
     """TypeError for the first argument that is no tensor."""
-    for name, value in arguments.items():
+    check_all(op, arguments, arguments.values())
+
+
+def check_all(op: str, names: Iterable[str], values: Iterable) -> None:
+    """The same of arguments in the order of their names."""
+    for name, value in zip(names, values, strict=True):
         if not isinstance(value, Tensor):
             got = type(value).__name__
             if type(value).__module__ == "numpy":
@@ -108,13 +113,6 @@ def check_tensors(op: str, **arguments) -> None:
             elif isinstance(value, (list, tuple, int, float)):
                 got += "; convert it with torch.tensor()"
             raise TypeError(f"{op}: {name} must be a torch.Tensor, got {got}")
-
-
-def check_all(op: str, names: list[str], args: Sequence) -> None:
-    """The same of arguments in the order of their names, quicker where all are tensors."""
-    for x in args:
-        if not isinstance(x, Tensor):
-            check_tensors(op, **dict(zip(names, args, strict=True)))
 
 
 def check_fake(op: str, **arguments: Tensor) -> None:

@@ -1,6 +1,5 @@
 """How an operator is made: its sources compiled side by side, one link."""
 
-import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -46,12 +45,7 @@ class OperatorRecipe:
 
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler."""
-        if self._toolchain.cxx is None:
-            command = os.environ.get("CXX") or "c++"
-            raise BuildError(
-                f"no C++ compiler: `{command}` is not on PATH; install one "
-                "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
-            )
+        flags.check_compiler(self._toolchain)
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
         """Compile what is not there yet and link the library."""
@@ -60,7 +54,8 @@ class OperatorRecipe:
 
     def objects(self, workshop: Workshop) -> list[Object]:
         """Compile what is not there yet; all objects, in the order of the sources."""
-        longest_first = sorted(self.sources, key=self._cost, reverse=True)
+        costs = self._costs()
+        longest_first = sorted(costs, key=costs.__getitem__, reverse=True)
         return workshop.compile(map(self._compile, longest_first))
 
     def link(self, workshop: Workshop, objects: list[Object], *more: str) -> Path:
@@ -76,21 +71,21 @@ class OperatorRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, where they are, and where the whole output lies."""
-        log, where = workshop.folder.parent / f"{self.label}.log", ""
-        with contextlib.suppress(OSError):
-            log.write_text("\n".join(workshop.said))
-            where = f"\nThe whole output is in {log}"
         causes = explain_failure(output, self._unit.root, self.sources)
-        message = f"{self.label} could not be built:\n{causes}{where}"
-        return BuildError(message, self.label, str(log) if where else None)
+        return workshop.failure(self.label, causes, f"{self.label}.log")
 
     def cost(self) -> int:
-        """Return a guess at the work, by the size of the sources: nvcc takes longest."""
-        return sum(map(self._cost, self.sources))
+        """Return a guess at the work."""
+        return sum(self._costs().values())
 
-    def _cost(self, source: str) -> int:
-        more = 100_000 if source.endswith(".cu") else 0
-        return (self._unit.root / source).stat().st_size + more
+    def _costs(self) -> dict[str, int]:
+        """By the size of what each source reaches of ours; those in ops/ take half as long."""
+        costs, sources = {}, self._read()
+        for source in self.sources:
+            reached = sources.closure(source)
+            size = sum((self._unit.root / path).stat().st_size for path in reached)
+            costs[source] = size // 2 if source.startswith("ops/") else size
+        return costs
 
     def _compile(self, source: str) -> Compile:
         toolchain, found, root = self._toolchain, self._flags(), self._unit.root

@@ -18,8 +18,8 @@ from ..machine import files
 _RECORD = ".schemas.json"
 DECLARED = "OCTET_DECLARED"  # tells libraries: this process's number, then the operators' names
 
-_schemas: list = []  # torch forgets a schema with the object that declared it
-_stand_ins: dict[str, object] = {}  # by unit, until its library is loaded
+# By unit: what torch forgets its schemas with, and, until its library is loaded, its stand-ins.
+_declared: dict[str, list] = {}
 _names: list[str] = []
 
 
@@ -49,30 +49,26 @@ def known_to_torch(belongs: Callable[[str], bool]) -> list[str]:
 
 def declare(schemas: dict[str, list[str]], load: Callable[[str], object]) -> None:
     """Register these schemas by unit; whoever calls one of them has `load(unit)` done first."""
-    new = {unit: found for unit, found in schemas.items() if unit not in _stand_ins}
-    for unit, found in new.items():
+    for unit in schemas.keys() - _declared.keys():
         library = torch._C._dispatch_library("FRAGMENT", "octet", "")
         kernels = torch._C._dispatch_library("IMPL", "octet", "CompositeExplicitAutograd")
-        for schema in found:
-            short = schema.removeprefix("octet::")
-            name = short.partition("(")[0]
-            library.define(short)
+        for schema in schemas[unit]:
+            name = library.define(schema.removeprefix("octet::"))
             kernels.impl(name, "CompositeExplicitAutograd", _stand_in(unit, name, load))
             _names.append(name)
-        _schemas.append(library)
-        _stand_ins[unit] = kernels
+        _declared[unit] = [library, kernels]
     _tell()
 
 
 def is_declared(unit: str) -> bool:
     """True if it is this module by which torch knows the unit."""
-    return unit in _stand_ins
+    return unit in _declared
 
 
 def withdraw(unit: str) -> None:
     """Take the stand-ins of a unit away: its library is about to bring the kernels."""
-    if unit in _stand_ins:
-        _stand_ins[unit] = None
+    if unit in _declared:
+        del _declared[unit][1:]
 
 
 def _stand_in(unit: str, name: str, load: Callable[[str], object]) -> Callable:

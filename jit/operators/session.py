@@ -4,7 +4,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +20,7 @@ from . import schemas
 
 if TYPE_CHECKING:  # which a warm import does without
     from ..build.batch import Batch
-    from ..build.engine import Job, Recipe
+    from ..build.engine import Job
     from ..cache.store import Store
 
 SESSIONS: list["Session"] = []  # of this process: loader's own, and one for each `loader.Library`
@@ -138,7 +137,7 @@ class Session:
         return None
 
     def begin(
-        self, names: list[str], why: dict[str, str] | None = None, behind: str = ""
+        self, names: list[str], why: dict[str, str] | None = None, behind: bool = False
     ) -> "Batch | None":
         """Start to build those that the store lacks; the running or finished batch, or None.
 
@@ -148,7 +147,7 @@ class Session:
         from ..build import compile_commands
 
         with self._lock:
-            idle = [name for name in names if not self._under_way(name)]
+            idle = [name for name in names if name not in self._jobs or self._jobs[name].ended]
             for name in idle:
                 self.errors.pop(name, None)
             found, why = self.find(idle), why or {}
@@ -166,7 +165,8 @@ class Session:
             for recipe in recipes:
                 reason, done = why.get(recipe.unit, ""), self._finished
                 self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
-            report = Progress(missing, self.caches[-1], behind and self._reasons(recipes))
+            reasons = self._reasons({name: found[name] for name in missing}) if behind else ""
+            report = Progress(missing, self.caches[-1], reasons)
             batch = Batch([self._jobs[name] for name in missing], self.store, report).start()
             compile_commands.write(self.root, self.toolchain)  # while compilers run
             return batch
@@ -179,9 +179,6 @@ class Session:
             self._await(name)
         return {name: self.errors[name] for name in names if name in self.errors}
 
-    def _under_way(self, name: str) -> bool:
-        return name in self._jobs and not self._jobs[name].ended
-
     def _finished(self, job: "Job") -> None:
         """Take in the end of a job, in its thread."""
         name = job.recipe.unit
@@ -193,17 +190,17 @@ class Session:
         else:
             self.keys[name] = job.key
 
-    def _reasons(self, recipes: "Iterable[Recipe]") -> str:
-        """Why these are built, in a line."""
+    def _reasons(self, manifests: dict[str, dict]) -> str:
+        """Why units are built that are made of these, in a line."""
         from ..cache.explain import why_built
 
-        found: dict[str, list[str]] = {}
-        for recipe in recipes:
-            first, *rest = why_built(self.store, self.units[recipe.unit], recipe.inputs())
-            found.setdefault(f"{first}{', ...' if rest else ''}", []).append(recipe.unit)
-        if len(found) == 1:
-            return next(iter(found))
-        return "; ".join(f"{', '.join(names)}: {why}" for why, names in found.items())
+        names: dict[str, list[str]] = {}  # by reason
+        for name, inputs in manifests.items():
+            first, *rest = why_built(self.store, self.units[name], inputs)
+            names.setdefault(f"{first}{', ...' if rest else ''}", []).append(name)
+        if len(names) == 1:
+            return next(iter(names))
+        return "; ".join(f"{', '.join(units)}: {why}" for why, units in names.items())
 
     def is_foreign(self, name: str) -> bool:
         """True if a library that somebody else loaded, a wheel's say, has this operator."""
@@ -241,7 +238,7 @@ class Session:
         mode, errors = settings.value("LOADER_BUILD"), {}
         if not self.find_quickly():
             if mode == "background":
-                self.begin([*self.units], behind="yes")
+                self.begin([*self.units], behind=True)
             elif mode == "eager":
                 errors = self.build([*self.units])
             elif mode == "never":

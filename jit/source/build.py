@@ -1,288 +1,238 @@
-"""One source's builds: found in this process or in the store, or made by its compiler.
+"""A source and its constants as a recipe of the engine's, and the builds that come of it.
 
-Locks and the store are the engine's; its queue and work folders are not: a source is one short
-run, of NVRTC in this process or of g++, which waits for no operator, keeps no object for an edit,
-and is made where the cache cannot be written too.
+Found in this process or in the store, or made: by NVRTC in this process, or by g++. That waits for
+no operator's compilers; where the cache cannot be written it goes to a folder for the moment.
 """
 
-import contextlib
-import os
 import re
+import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Callable
+from ctypes import c_void_p
 from pathlib import Path
+from typing import NamedTuple
 
 from ..cache.key import key as key_of
-from ..cache.store import Store, make_private
-from ..errors import BuildError
+from ..cache.store import Store
+from ..errors import BuildError, CacheError
 from ..machine import settings, toolchain
-from ..machine import sources as units
 from ..machine.forks import Lock
+from ..machine.sources import HOME, Sources
 from . import constants, nvrtc
+from .signature import Kernel, split_symbol
 
-UNIT = "source_module"  # what its entries in the store are called
-_FORMAT = 1  # raise when what is stored, or the way it is made, changes
+_FORMAT = 2  # raise when what is stored, or the way it is made, changes
 _lock = Lock()
-_bounded: set[Path] = set()  # stores that this process has kept within their limit, once each
 _builds: dict[str, "Build"] = {}  # by key: nothing is compiled twice in a process
 
 
 class Build:
-    """The product of one source for one architecture, or for the CPU.
+    """The product of a recipe, from its file and what was recorded of it.
 
     Attributes:
         code: CUDA's machine code, or the library of the CPU's kernels.
-        kernels: the symbol, or the number, of each kernel, by its name and parameter types.
-        names: the name among them of an instance such as `conv<float, 3>`.
-        text: name, names of the parameters, and whether it is a template, of each kernel in the
-            source's text.
+        kernels: those that it has.
+        templates: names of the source's templates of kernels.
     """
 
-    def __init__(self, code, kernels: dict, names: Mapping[str, str], text: list):
-        self.code, self.kernels, self.names, self.text = code, kernels, names, text
-        self._modules: dict[int, int] = {}
+    def __init__(self, library: Path, facts: dict):
+        self.templates = facts["templates"]
+        if facts["inputs"]["target"] == "cpu":
+            from .emulate import Library
 
-    def module(self, device: int) -> int:
-        """The driver's module on a device, which has to be the current one."""
-        from . import driver
+            self.code = Library(library, facts["kernels"])
+            self.kernels = self.code.kernels
+        else:
+            self.code = library.read_bytes()
+            self.kernels = [Kernel(*row) for row in facts["kernels"]]
+        self._modules: dict[int, c_void_p] = {}
+
+    def handle(self, kernel: Kernel, device: int) -> c_void_p:
+        """Return the driver's handle of a kernel on a device, which has to be the current one.
+
+        What is loaded there stays until the process ends: work in flight may use it.
+        """
+        from .driver import ask
 
         with _lock:
             if device not in self._modules:
-                self._modules[device] = driver.load(self.code)
-        return self._modules[device]
+                self._modules[device] = ask("source_module: load", "cuModuleLoadData", self.code)
+        module, name = self._modules[device], kernel.symbol
+        return ask(f"source_module: {name}", "cuModuleGetFunction", module, name.encode())
 
 
-class Recipe:
-    """All that goes into the builds of one source, but for the architecture.
+class SourceRecipe(NamedTuple):
+    """One source for one architecture, or for the CPU; see engine.Recipe.
 
-    `kind` is "cuda" or "cpu", `place` tells where the source's first line stands.
+    Attributes:
+        macros: constants, as C++ spells them.
+        options: the user's own for NVRTC.
+        folders: the user's own, of headers.
+        place: tells where the source's first line stands.
+        arch: such as "90a"; "" on the CPU.
+        names: instances of templates that are wanted.
+        made: builds of this and its like, by architecture and names: each is the same for ever.
     """
 
-    def __init__(
-        self,
-        source: str,
-        macros: dict[str, str],
-        kind: str,
-        options: list[str],
-        folders: list[str],
-        place: Callable[[], tuple[str, int] | None],
-    ):
-        self.source, self.macros, self.kind = source, macros, kind
-        self._options, self._folders, self._place = options, folders, place
-        self._made: dict[tuple, Build] = {}
+    source: str
+    macros: dict[str, str]
+    options: list[str]
+    folders: list[str]
+    place: Callable[[], tuple[str, int] | None]
+    arch: str
+    names: tuple[str, ...]
+    made: dict[tuple, Build]
+    unit = label = "source_module"
 
-    def build(self, arch: str, names: tuple[str, ...] = ()) -> Build:
-        """The build for an architecture, from this process, the store, or the compiler."""
-        if (arch, names) in self._made:
-            return self._made[arch, names]
-        inputs = self._inputs(arch, names)
-        key = key_of(inputs)
+    def build(self) -> Build:
+        """Return what is made of it, from this process, the store, or the compiler.
+
+        Raises: BuildError.
+        """
+        if built := self.made.get((self.arch, self.names)):
+            return built
+        key, store = key_of(self.inputs()), Store(settings.cache_dirs(HOME))
         with _lock:
             if key not in _builds:
-                _builds[key] = self._from_store(key) or self._compiled(inputs)
-            self._made[arch, names] = _builds[key]
+                _builds[key] = _opened(self, store, key) or _built(self, store)
+            self.made[self.arch, self.names] = _builds[key]
         return _builds[key]
 
-    def _inputs(self, arch: str, names: tuple[str, ...]) -> dict:
-        """All that a build depends on, as plain data."""
-        tools = toolchain.current(settings.cache_dirs(units.HOME)[-1])
-        if self.kind == "cuda":
-            compiler = nvrtc.identity(nvrtc.header_folders(tools.cuda_home))
-            options = [*nvrtc.OPTIONS, *self._options]
-        else:
+    def inputs(self) -> dict:
+        """Return all that a build depends on, as plain data."""
+        tools, cpu = _tools(), not self.arch
+        if cpu:
             from .emulate import OPTIONS as options
+            from .emulate import OWN as own
 
             compiler = [str(tools.cxx), *tools.environment, *toolchain.words(toolchain.FLAGS)]
-        folders = [*self._folders, *(tools.header_folders if self.kind == "cpu" else ())]
+        else:
+            compiler = nvrtc.identity(nvrtc.header_folders(tools.cuda_home))
+            options, own = [*nvrtc.OPTIONS, *self.options], [nvrtc.PRELUDE]
+        texts = {nvrtc.FILE: self.source.encode(errors="surrogatepass")}
+        files = Sources(HOME, (*self.folders, *(tools.header_folders if cpu else ())), texts)
+        digests = files.closure(nvrtc.FILE)
+        for path in own:
+            digests |= files.closure(path)
         return {
-            "unit": UNIT,
+            "unit": self.unit,
             "format": _FORMAT,
-            "source": sha256(self.source.encode(errors="surrogatepass")).hexdigest(),
             "constants": self.macros,
-            "names": [*names],
+            "names": [*self.names],
             "options": options,
-            "target": f"sm_{arch}" if self.kind == "cuda" else "cpu",
+            "target": "cpu" if cpu else f"sm_{self.arch}",
             "compiler": compiler,
-            "folders": self._folders,
-            "files": _headers(self.source, folders, self.kind == "cpu"),
+            "folders": self.folders,
+            "files": dict(sorted(digests.items())),
         }
 
-    def _from_store(self, key: str) -> Build | None:
-        store = Store(settings.cache_dirs(units.HOME))
-        library = store.verified(UNIT, key)
-        recorded = library and store.manifest(UNIT, key)
-        if not recorded:
-            return None
-        held = store.hold(library) if self.kind == "cpu" else None
-        if self.kind == "cpu" and held is None:
-            return None
-        try:
-            return self._loaded(library, recorded)
-        except (OSError, KeyError, ValueError, TypeError, AttributeError):  # damaged facts
-            store.discard(store.path / library.parent.name)
-            return None
+    def maker(self, inputs: dict) -> dict:
+        """Return which of 256 work folders it is."""
+        return {"folder": key_of(inputs)[:2]}
 
-    def _loaded(self, path: Path, facts: dict) -> Build:
-        """A build from its file and what was recorded of it."""
-        if self.kind == "cpu":
-            from . import emulate
-
-            library, kernels = emulate.Library(path), {}
-            for number, kernel in enumerate(facts["kernels"]):
-                types = _types_of(library.type(number))
-                kernels[kernel["name"], ", ".join(types)] = (number, types)
-            return Build(library, kernels, {}, facts["text"])
-        from .signature import split_symbol
-
-        code, kernels = path.read_bytes(), {}
-        for symbol in nvrtc.symbols(code):
-            name, types = split_symbol(symbol)
-            kernels[name, ", ".join(types or ["..."])] = (symbol, types)
-        names = {name: split_symbol(symbol)[0] for name, symbol in facts["names"].items()}
-        return Build(code, kernels, names, facts["text"])
-
-    def _compiled(self, inputs: dict) -> Build:
-        """A new build, put into the store where that can be written; another process's, if it is
-        about to put the same there.
-        """
-        if settings.value("LOADER_BUILD") == "never":
+    def check_machine(self) -> None:
+        """Raise BuildError without a C++ compiler for the CPU."""
+        if not self.arch and _tools().cxx is None:
             raise BuildError(
-                "source_module: there is no build of this source with these constants in the cache "
-                "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy"
+                f"source_module: no C++ compiler: {toolchain.command('CXX')[0]}: not found; "
+                "apt install g++, or set CXX"
             )
-        from ..build.batch import make_room
 
-        key = key_of(inputs)
-        with _alone(key), tempfile.TemporaryDirectory(prefix="octet-") as name:
-            if made := self._from_store(key):
-                return made
-            folder = Path(name)
-            try:
-                built, facts = self._compile(inputs, folder)
-            except BuildError as error:
-                if str(error).startswith("source_module: "):
-                    raise
-                raise self._explained(str(error), folder) from None
-            try:
-                store = Store(settings.cache_dirs(units.HOME))
-                store.publish(built, inputs, **facts)
-                if store.path not in _bounded:  # that looks at every entry
-                    _bounded.add(store.path)
-                    make_room(store, [key])
-            except (BuildError, OSError) as error:
-                warnings.warn(
-                    f"kernels from a string are compiled anew in each process: {error}",
-                    stacklevel=2,
-                )
-                return self._loaded(built, facts)
-            return self._from_store(key) or self._loaded(built, facts)
-
-    def _compile(self, inputs: dict, folder: Path) -> tuple[Path, dict]:
-        """The compiled file and what to record of it."""
+    def make(self, workshop, inputs: dict) -> tuple[Path, dict]:
+        """Compile the source; NeedsGpu for what cannot run on the CPU."""
         from . import text as kernel_text
 
-        names = tuple(inputs["names"])
-        text = [[k.name, k.parameters, k.template] for k in kernel_text.kernels(self.source)]
-        why = [f"{', '.join(name for name, *_ in text)} for {inputs['target']}"]
+        workshop.at_once = True
+        shutil.rmtree(workshop.folder)  # what killed processes left
+        workshop.folder.mkdir(mode=0o700)
+        there = kernel_text.kernels(self.source)
+        facts = {"templates": [kernel.name for kernel in there if kernel.template], "kernels": []}
+        facts["why"] = [f"{', '.join(kernel.name for kernel in there)} for {inputs['target']}"]
         prologue = constants.prologue(self.macros, nvrtc.FILE)
-        if self.kind == "cpu":
-            from . import emulate
+        folders = [*self.folders, str(HOME / "include")]
+        if not self.arch:
+            from .emulate import compile
 
-            try:
-                folders = (*self._folders, str(units.HOME / "include"))
-                path, kernels = emulate.compile(self.source, folder, folders, prologue, names)
-            except emulate.Unsupported as error:
-                raise NotImplementedError(
-                    f"source_module: {self._at(error.file, error.line)}: {error.what} cannot run "
-                    "on the CPU, where one thread runs after the other; it needs a GPU"
-                ) from None
-            return path, {"kernels": kernels, "text": text, "why": why}
-        tools = toolchain.current(settings.cache_dirs(units.HOME)[-1])
-        headers = nvrtc.header_folders(tools.cuda_home)
-        paths = [f"-I{path}" for path in (*self._folders, units.HOME / "include", *headers)]
+            made, facts["kernels"] = compile(workshop, self, prologue, folders)
+            return made, facts
+        folders += nvrtc.header_folders(_tools().cuda_home)
+        options = [*(f"-I{path}" for path in folders), *self.options]
         source = prologue + kernel_text.with_cxx_names(self.source)
-        arch = inputs["target"].removeprefix("sm_")
-        code, lowered = nvrtc.compile(source, arch, (*paths, *self._options), names)
-        (folder / "kernels.cubin").write_bytes(code)
-        return folder / "kernels.cubin", {"names": lowered, "text": text, "why": why}
+        code, sizes, instances = nvrtc.compile(source, self.arch, options, self.names)
+        for symbol in sizes:
+            name, types = split_symbol(symbol)
+            names = kernel_text.parameters(name, there)
+            kernel = Kernel(instances.get(symbol, name), types, sizes[symbol], names, symbol)
+            facts["kernels"].append(kernel)
+        made = workshop.folder / "kernels.cubin"
+        made.write_bytes(code)
+        return made, facts
 
-    def _at(self, file: str, line: int) -> str:
-        """A line of the source, as the user finds it."""
-        if file != nvrtc.FILE:
-            return f"{file}:{line}"
-        place = self._place()
-        return f"{place[0]}:{place[1] + line - 1}" if place else f"line {line} of the source"
-
-    def _explained(self, log: str, folder: Path) -> BuildError:
-        """The first errors of a compiler, at the lines of the string."""
+    def explain(self, output: str, workshop) -> BuildError:
+        """Return the first errors of a compiler, at the lines of the string."""
         from ..errors.diagnose import explain_failure
 
-        (folder / nvrtc.FILE).write_text(self.source, errors="replace")
-        place = self._place()
-        file, first = place or ("source", 1)
-        shown, ours = [], False
-        for line in explain_failure(log, folder, (nvrtc.FILE,)).split("\n"):
-            if match := re.match(r"(.*?)[:(](\d+)[:)]", line):
-                ours = match[1] == nvrtc.FILE
-            if ours and (quoted := re.match(r" *(\d+) \|", line)):
-                line = f"{int(quoted[1]) + first - 1:>5} |" + line[quoted.end() :]  # noqa: PLW2901
-            shown.append(line)
-        text = re.sub(
-            rf"\b{re.escape(nvrtc.FILE)}:(\d+)",
-            lambda match: f"{file}:{int(match[1]) + first - 1}",
-            "\n".join(shown),
-        ).replace("; the others are in the log)", ")")
+        (workshop.folder / nvrtc.FILE).write_text(self.source, errors="replace")
+        causes = explain_failure(output, workshop.folder, (nvrtc.FILE,))
+        file, first = self.place() or ("source", 1)
+        name = re.escape(nvrtc.FILE)
+
+        def moved(number: re.Match) -> str:
+            return f"{int(number[0]) + first - 1:>{len(number[0])}}"
+
+        def with_lines(place: re.Match) -> str:  # those that are quoted below it
+            return re.sub(r"(?m)^ *\d+(?= \|)", moved, place[0])
+
+        text = causes.replace("; the others are in the log)", ")")
+        text = re.sub(rf"(?m)^{name}:\d.*(?:\n *\d* \|.*)*", with_lines, text)
+        text = re.sub(rf"(?<=\b{name}:)\d+", moved, text).replace(f"{nvrtc.FILE}:", f"{file}:")
         return BuildError(f"source_module: the source does not compile:\n{text}")
 
+    def at(self, file: str, line: int) -> str:
+        """Return where a line of a file is, the source's as the user finds it."""
+        if file != nvrtc.FILE:
+            return f"{file}:{line}"
+        place = self.place()
+        return f"{place[0]}:{place[1] + line - 1}" if place else f"line {line} of the source"
 
-@contextlib.contextmanager
-def _alone(key: str) -> Iterator[None]:
-    """Held while a key is compiled: another process that wants the same waits, and then finds it.
 
-    256 files serve all keys. Where no file can be locked nobody waits.
-    """
-    from ..cache.lock import lock_of
-
-    work = Store(settings.cache_dirs(units.HOME)).path.parent / "work"
-    lock = None
-    with contextlib.suppress(BuildError, OSError):  # what publishes will say why
-        make_private(work)
-        lock = lock_of(work / f"{UNIT}-{key[:2]}")
-        lock.take(wait=True)
+def _opened(recipe: SourceRecipe, store: Store, key: str) -> Build | None:
+    """The build that the store has; None where it has none, or one that is damaged."""
+    library = store.verified(recipe.unit, key)
+    facts = library and store.manifest(recipe.unit, key)
+    if not facts or (not recipe.arch and store.hold(library) is None):
+        return None
     try:
-        yield
-    finally:
-        if lock:
-            lock.close()
+        return Build(library, facts)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError):  # damaged facts
+        store.discard(store.path / library.parent.name)
+        return None
 
 
-def _types_of(encoded: str) -> list[str]:
-    """The parameter types in a function pointer's type such as `PFvPfiE`."""
-    from .signature import split_symbol
+def _built(recipe: SourceRecipe, store: Store) -> Build:
+    """A new build, of this process or of the one that was about to make the same."""
+    if settings.value("LOADER_BUILD") == "never":
+        raise BuildError(
+            "source_module: there is no build of this source with these constants in the cache "
+            "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy"
+        )
+    from ..build import batch
+    from ..build.progress import Quiet
 
-    symbol = f"_Z1f{encoded.removeprefix('PFv').removesuffix('E')}"
-    return split_symbol(symbol)[1] or []
+    try:
+        job = batch.build(recipe, store, Quiet())
+    except CacheError as error:
+        warnings.warn(
+            f"kernels from a string are compiled anew in each process: {error}", stacklevel=2
+        )
+        with tempfile.TemporaryDirectory(prefix="octet-") as folder:
+            store = Store([Path(folder)])
+            return _opened(recipe, store, batch.build(recipe, store, Quiet()).key)
+    if built := _opened(recipe, store, job.key):
+        return built
+    raise BuildError("source_module: its build was removed at once; try again")
 
 
-def _headers(source: str, folders: Sequence[str], with_emulate: bool) -> dict[str, str]:
-    """Digests of the headers that a source can reach, CUDA's and the system's left out."""
-    files = units.Sources(units.HOME, tuple(folders))
-    names = ()
-    if any(word in source for word in ("include", "import", "embed")):  # its pattern is a long one
-        names = units.included(source.encode(errors="surrogatepass"))
-    found = {}
-    if with_emulate:
-        from .emulate import GUARD
-
-        found |= files.closure("include/emulate.h") | files.closure(GUARD)
-    for name in names:
-        if name is None:  # a macro: any header may be meant
-            for file in sorted((units.HOME / "include").rglob("*.*")):
-                found |= files.closure(os.path.relpath(file, units.HOME))
-            continue
-        for folder in (*folders, "include"):
-            path = os.path.normpath(os.path.join(folder, name))
-            found |= files.closure(path)
-    return dict(sorted(found.items()))
+def _tools() -> toolchain.Toolchain:
+    return toolchain.current(settings.cache_dirs(HOME)[-1])

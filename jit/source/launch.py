@@ -4,40 +4,40 @@ The way to a launch is short, a few microseconds: converters are made once for a
 that were seen before are known to be good, and one call of struct packs all arguments.
 """
 
+import contextlib
 import ctypes
 import operator
 import struct
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 
-from .signature import Parameter
+from .signature import Kernel, Parameter
 
 _MOST_THREADS = 1024  # in a block, on all GPUs there are
 _GRID, _BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
+# Attributes of a function, as the driver numbers them: threads in a block, bytes of static shared
+# and of local memory, registers.
+_ATTRIBUTES, _MOST_DYNAMIC_SHARED = (0, 1, 3, 4), 8
 
 
-class _Arguments:
-    """Room for the arguments of one launch: their bytes, and the address of each."""
+def _room(parameters: Sequence[Parameter]) -> Callable[[Sequence], int]:
+    """Return what puts arguments into memory that is its own, and gives their addresses' place."""
+    codes = [f"{p.code}{-p.size % 16}x" for p in parameters]  # each one aligned for any type
+    packing = struct.Struct("=" + "".join(codes))
+    memory = ctypes.create_string_buffer(packing.size + 16)
+    start = -ctypes.addressof(memory) % 16
+    ends = accumulate((struct.calcsize(f"={code}") for code in codes), initial=start)
+    places = [ctypes.addressof(memory) + end for end in ends]
+    addresses = (ctypes.c_void_p * len(places))(*places)
+    pack, address = packing.pack_into, ctypes.addressof(addresses)
 
-    def __init__(self, parameters: Sequence[Parameter]):
-        code, offsets, at = "=", [], 0
-        for parameter in parameters:
-            offsets.append(at)
-            room = -(-max(parameter.size or 0, 1) // 16) * 16  # each one aligned for any type
-            code += f"{parameter.code}{room - (parameter.size or 0)}x"
-            at += room
-        self._bytes = ctypes.create_string_buffer(at + 16)
-        start = -(-ctypes.addressof(self._bytes) // 16) * 16
-        self._shift = start - ctypes.addressof(self._bytes)
-        self._pack = struct.Struct(code).pack_into
-        self._addresses = (ctypes.c_void_p * (len(offsets) + 1))(*(start + o for o in offsets))
-        self.address = ctypes.addressof(self._addresses)
+    def fill(values: Sequence, _kept=addresses) -> int:
+        pack(memory, start, *values)
+        return address
 
-    def fill(self, values: Sequence) -> int:
-        """Put the values there; the address of their addresses."""
-        self._pack(self._bytes, self._shift, *values)
-        return self.address
+    return fill
 
 
 class _Function:
@@ -48,34 +48,20 @@ class _Function:
         parameters: one for each parameter of the kernel.
     """
 
-    def __init__(self, name: str, types: Sequence[str] | None, names: Sequence[str]):
-        if types is None:
+    def __init__(self, name: str, kernel: Kernel):
+        if kernel.types is None:
             raise NotImplementedError(
                 f'get_function: the types of {name} cannot be told: extern "C" stands in a header; '
                 "leave it out there"
             )
-        self.name, self._types = name, types
-        self._names = names if len(names) == len(types) else [""] * len(types)
-        self._free: list[_Arguments] = []
-        self._bind(None)
-
-    def _bind(self, sizes: Sequence[int] | None) -> None:
-        """Make the parameters; `sizes` are the compiler's, which tell those of structs."""
-        known = sizes or [None] * len(self._types)
-        self.parameters = [
-            Parameter(self.name, i, name, kind, size)
-            for i, (name, kind, size) in enumerate(
-                zip(self._names, self._types, known, strict=True)
-            )
-        ]
-        for parameter, size in zip(self.parameters, known, strict=True):
-            if size is not None and parameter.size != size:
-                raise RuntimeError(
-                    f"{self.name}: {parameter.label} takes {size} bytes, not the "
-                    f"{parameter.size} of {parameter.type}"
-                )
+        self.name, self._kernel = name, kernel
+        there = len(kernel.types)
+        names = kernel.names if len(kernel.names) == there else [""] * there
+        known = zip(range(there), names, kernel.types, kernel.sizes, strict=True)
+        self.parameters = [Parameter(name, *facts) for facts in known]
         self._converters = [p.convert for p in self.parameters]
         self._pointers = [i for i, p in enumerate(self.parameters) if p.pointer]
+        self._free: list[Callable[[Sequence], int]] = []  # room that no launch uses
 
     @property
     def signature(self) -> str:
@@ -113,8 +99,7 @@ class _Function:
 
     def _shape(self, grid, block, shared, most_threads: int, why: str) -> tuple[int, ...]:
         """Grid, block and shared bytes, checked."""
-        blocks = self._sizes("grid", grid, _GRID)
-        threads = self._sizes("block", block, _BLOCK)
+        blocks, threads = self._sizes("grid", grid, _GRID), self._sizes("block", block, _BLOCK)
         count = threads[0] * threads[1] * threads[2]
         if count > most_threads:
             raise ValueError(
@@ -129,10 +114,9 @@ class _Function:
 class CpuFunction(_Function):
     """A kernel that is looped over grid and block by the CPU, for small cases."""
 
-    def __init__(self, name: str, number: int, types: list[str], library, names: Sequence[str]):
-        super().__init__(name, types, names)
-        self._number, self._library = number, library
-        self._bind(library.sizes(number))
+    def __init__(self, name: str, kernel: Kernel, run: Callable):
+        super().__init__(name, kernel)
+        self._run = run
 
     def __call__(self, *args, grid=1, block, shared: int = 0, stream=None) -> None:
         """Run the kernel to its end on CPU tensors."""
@@ -147,9 +131,8 @@ class CpuFunction(_Function):
         if shared or stream is not None:
             what = "is no shared memory" if shared else "are no streams"
             raise NotImplementedError(f"{self.name}: there {what} on the CPU")
-        arguments = _Arguments(self.parameters)
-        failure = self._library.run(self._number, shape, arguments.fill(values))
-        if failure:
+        fill = _room(self.parameters)  # which has to outlive the run
+        if failure := self._run(self._kernel.symbol, shape, fill(values)):
             null = [p.label for p, x in zip(self.parameters, args, strict=True) if x is None]
             told = f"; {', '.join(null)} {'are null pointers' if null[1:] else 'is a null pointer'}"
             raise RuntimeError(f"{self.name}: {failure}{told if null else ''}")
@@ -162,33 +145,28 @@ class CpuFunction(_Function):
 class _Loaded:
     """A kernel on one device: the driver's handle, its limits, grids that are known to be good."""
 
-    def __init__(self, handle: int, device: int):
-        from . import driver
+    def __init__(self, handle: ctypes.c_void_p, device: int):
+        from .driver import ask
 
-        self.handle, self.device, self.shapes = handle, device, {}
-        self.most_threads = driver.attribute(handle, driver.MAX_THREADS)
-        self.registers = driver.attribute(handle, driver.REGISTERS)
-        self.static_shared = driver.attribute(handle, driver.STATIC_SHARED)
-        self.local = driver.attribute(handle, driver.LOCAL)
+        self.handle, self.shapes = handle, {}
+        self.most_threads, self.static_shared, self.local, self.registers = (
+            ask("attributes", "cuFuncGetAttribute", which, handle, kind=ctypes.c_int).value
+            for which in _ATTRIBUTES  # the first one loads the code onto the device
+        )
         facts = torch.cuda.get_device_properties(device)
         self.most_shared = getattr(facts, "shared_memory_per_block_optin", 48 << 10)
         self.allowed = (48 << 10) - self.static_shared  # dynamic shared memory, without asking
 
 
 class CudaFunction(_Function):
-    """A kernel on the GPUs of this machine: `f(out, x, n, grid=..., block=..., shared=...)`."""
+    """A kernel on the GPUs of this machine: `f(out, x, n, grid=..., block=..., shared=...)`.
 
-    def __init__(
-        self,
-        name: str,
-        symbol: str,
-        types: list[str] | None,
-        module: Callable[[int], tuple[int, str]],
-        names: Sequence[str],
-        arch: str,
-    ):
-        super().__init__(name, types, names)
-        self._module, self._arch = module, arch
+    `load` gives the driver's handle of it on the device whose index it gets.
+    """
+
+    def __init__(self, name: str, kernel: Kernel, load: Callable, arch: str):
+        super().__init__(name, kernel)
+        self._handle, self._arch = load, arch
         self._on: dict[int, _Loaded] = {}
         if torch.cuda.is_available():
             self._load(torch.cuda.current_device())
@@ -200,11 +178,8 @@ class CudaFunction(_Function):
         self._launch, self._again = driver.library().cuLaunchKernel, driver.launch_again
         with torch.cuda.device(index):
             driver.enter()
-            loaded = _Loaded(driver.function(*self._module(index)), index)
-            if not self._on:
-                self._bind(driver.parameter_sizes(loaded.handle))
-        self._on[index] = loaded
-        return loaded
+            self._on[index] = _Loaded(self._handle(index), index)
+        return self._on[index]
 
     def __call__(self, *args, grid=1, block, shared: int = 0, stream=None) -> None:
         """Launch the kernel on the device of the tensors, in torch's current stream there.
@@ -230,6 +205,9 @@ class CudaFunction(_Function):
                     index = device
         if index < 0:
             index = torch.cuda.current_device()
+        if index != torch._C._cuda_getDevice():
+            with torch.cuda.device(index):
+                return self(*args, grid=grid, block=block, shared=shared, stream=stream)
         on = self._on.get(index) or self._load(index)
         try:
             shape = on.shapes.get((grid, block, shared))
@@ -242,20 +220,13 @@ class CudaFunction(_Function):
         else:
             stream = self._raw(stream, index)
         try:
-            arguments = self._free.pop()
+            fill = self._free.pop()
         except IndexError:
-            arguments = _Arguments(self.parameters)
-        address = arguments.fill(values)
-        if index == torch._C._cuda_getDevice():
-            status = self._launch(on.handle, *shape, stream, address, None)
-            if status:
-                self._again(status, self.name, on.handle, *shape, stream, address, None)
-        else:
-            with torch.cuda.device(index):
-                status = self._launch(on.handle, *shape, stream, address, None)
-                if status:
-                    self._again(status, self.name, on.handle, *shape, stream, address, None)
-        self._free.append(arguments)  # the driver has copied them
+            fill = _room(self.parameters)
+        launch = on.handle, *shape, stream, fill(values), None
+        if status := self._launch(*launch):
+            self._again(status, self.name, *launch)
+        self._free.append(fill)  # the driver has copied them
 
     def _new_shape(self, on: _Loaded, grid, block, shared) -> tuple[int, ...]:
         """A grid, block and shared memory of which this function has not heard yet."""
@@ -271,13 +242,13 @@ class CudaFunction(_Function):
         if shared > on.allowed:
             from . import driver
 
-            with torch.cuda.device(on.device):
-                driver.enter()
-                driver.allow_shared(on.handle, shared)
+            driver.enter()
+            status = driver.library().cuFuncSetAttribute(on.handle, _MOST_DYNAMIC_SHARED, shared)
+            driver.check(status, "shared memory")
             on.allowed = shared
         if len(on.shapes) > 1000:
             on.shapes.clear()
-        if not isinstance(grid, list) and not isinstance(block, list):
+        with contextlib.suppress(TypeError):  # a list
             on.shapes[grid, block, shared] = shape
         return shape
 

@@ -11,8 +11,9 @@ import torch
 
 from ..errors.literal import locate_in
 from . import constants as _constants
-from .build import Build, Recipe
+from .build import Build, SourceRecipe
 from .launch import CpuFunction, CudaFunction
+from .signature import Kernel
 
 
 def source_module(
@@ -83,36 +84,34 @@ def _module(source, constants, device, arch, options, include_dirs, place) -> "S
     for folder in folders:
         if not os.path.isdir(folder):
             raise ValueError(f"source_module: include_dirs: {folder} is no folder")
-    kind, architecture = _target(device, arch)
-    recipe = Recipe(source, macros, kind, [*map(str, options)], folders, place)
-    return SourceModule(recipe, architecture)
+    target, words = _target(device, arch), [*map(str, options)]
+    return SourceModule(SourceRecipe(source, macros, words, folders, place, target, (), {}))
 
 
-def _target(device, arch: str | None) -> tuple[str, str]:
-    """The kind of device to build for, and its architecture, such as "90"."""
+def _target(device, arch: str | None) -> str:
+    """The architecture to build for, such as "90"; "" for the CPU."""
     there = torch.cuda.is_available()
-    kind = torch.device(device).type if device is not None else "cuda" if there or arch else "cpu"
-    if kind not in ("cuda", "cpu"):
+    wanted = torch.device(device if device is not None else "cuda" if there or arch else "cpu")
+    if wanted.type not in ("cuda", "cpu"):
         raise ValueError(f'source_module: device must be "cuda" or "cpu", got {device!r}')
-    if kind == "cpu":
+    if wanted.type == "cpu":
         if arch is not None:
             raise ValueError('source_module: arch is for CUDA; leave it out with device="cpu"')
-        return kind, ""
+        return ""
     if arch is not None:
         match = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)([af]?)", str(arch))
         if not match:
             raise ValueError(f'source_module: arch must be such as "9.0" or "sm_90a", got {arch!r}')
-        return kind, "".join(match.groups())
+        return "".join(match.groups())
     if there:
-        named = torch.device(device if device is not None else "cuda")
-        return kind, _architecture(named.index)
+        return _architecture(wanted.index)
     listed = re.findall(r"(\d+)\.(\d)([af]?)", os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
     if not listed:
         raise RuntimeError(
             'source_module: torch sees no GPU here: pass arch="9.0", say, to compile for one, or '
             'device="cpu" to run small cases'
         )
-    return kind, "".join(listed[-1])
+    return "".join(listed[-1])
 
 
 def _architecture(index: int | None) -> str:
@@ -122,19 +121,18 @@ def _architecture(index: int | None) -> str:
 class SourceModule:
     """Kernels compiled from a string; made by `loader.source_module`."""
 
-    def __init__(self, recipe: Recipe, arch: str):
-        self._recipe, self._arch = recipe, arch
-        self._build = recipe.build(arch)
+    def __init__(self, recipe: SourceRecipe):
+        self._recipe, self._build = recipe, recipe.build()
         self._functions: dict[str, CpuFunction | CudaFunction] = {}
 
     @property
     def kernels(self) -> list[str]:
         """The names of the kernels, templates left out."""
-        return sorted({name for name, _ in self._build.kernels})
+        return sorted({kernel.name for kernel in self._build.kernels})
 
     def __repr__(self) -> str:
         """Its target, its constants and its kernels."""
-        target = f"sm_{self._arch}" if self._recipe.kind == "cuda" else "the CPU"
+        target = f"sm_{self._recipe.arch}" if self._recipe.arch else "the CPU"
         set_to = "".join(f", {name}={value}" for name, value in self._recipe.macros.items())
         return f"<source_module for {target}{set_to}: {', '.join(self.kernels) or 'no kernel'}>"
 
@@ -171,50 +169,42 @@ class SourceModule:
 
     def _function(self, name: str) -> CpuFunction | CudaFunction:
         base, bracket, rest = name.strip().partition("<")
-        instance = ()
+        names: tuple[str, ...] = ()
         if bracket:
-            templates = [n for n in self._templates() if _means(base.strip(), n)]
+            templates = [n for n in self._build.templates if _means(base.strip(), n)]
             if len(templates) != 1:
                 raise self._no_kernel(name)
-            instance = (f"{templates[0]}<{rest}",)
-        build = self._recipe.build(self._arch, instance)
-        found = self._matching(build, *(instance or (name,)))
-        parameters = self._parameters(base.strip())
-        if self._recipe.kind == "cpu":
-            return CpuFunction(name, *build.kernels[found], build.code, parameters)
+            names = (f"{templates[0]}<{rest}",)
+        recipe = self._recipe._replace(names=names)
+        build = recipe.build()
+        kernel = self._matching(build, *(names or (name,)))
+        if not recipe.arch:
+            return CpuFunction(name, kernel, build.code.run)
 
-        def module(device: int) -> tuple[int, str]:
-            """The driver's module on a device, which is the current one, and the symbol there."""
-            there = self._recipe.build(_architecture(device), instance)
-            return there.module(device), there.kernels[self._matching(there, found[0])][0]
+        def load(device: int):
+            """Return the driver's handle on a device, which is the current one."""
+            there = recipe._replace(arch=_architecture(device)).build()
+            return there.handle(self._matching(there, kernel.name), device)
 
-        return CudaFunction(name, *build.kernels[found], module, parameters, self._arch)
+        return CudaFunction(name, kernel, load, recipe.arch)
 
-    def _matching(self, build: Build, name: str) -> tuple[str, str]:
+    def _matching(self, build: Build, name: str) -> Kernel:
         """The one kernel that a name means."""
-        wanted = _squeezed(build.names.get(name, name))
-        full = [key for key in build.kernels if _squeezed(key[0]) == wanted]
-        found = full or [key for key in build.kernels if _means(wanted, _squeezed(key[0]))]
+        wanted = _squeezed(name)
+        named = [(_squeezed(kernel.name), kernel) for kernel in build.kernels]
+        found = [kernel for full, kernel in named if full == wanted]
+        found = found or [kernel for full, kernel in named if _means(wanted, full)]
         if not found:
             raise self._no_kernel(name)
         if len(found) > 1:
-            forms = ", ".join(f"{kernel}({types})" for kernel, types in found)
+            forms = ", ".join(f"{k.name}({', '.join(k.types or ['...'])})" for k in found)
             raise ValueError(f"get_function: {name!r} means more than one kernel: {forms}")
         return found[0]
-
-    def _parameters(self, name: str) -> tuple[str, ...]:
-        """Names of a kernel's parameters, as far as its text tells."""
-        text = self._build.text
-        found = [parameters for kernel, parameters, _ in text if _means(name, kernel)]
-        return found[0] if len(found) == 1 else ()
-
-    def _templates(self) -> list[str]:
-        return [name for name, _, template in self._build.text if template]
 
     def _no_kernel(self, name: str) -> ValueError:
         import difflib
 
-        forms = self._templates()
+        forms = self._build.templates
         base = name.partition("<")[0].strip()
         if "<" not in name and any(_means(base, form) for form in forms):
             return ValueError(
@@ -255,13 +245,13 @@ def magic(line: str, cell: str, namespace: dict) -> None:
         raise ValueError(
             f"%%cuda: a name must come first, as in `%%cuda mod IMAGE_W=512`, got {line!r}"
         )
-    values: dict[str, object] = {"device": None, "arch": None}
+    values: dict[str, object] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
             raise ValueError(f"%%cuda: constants are NAME=VALUE, got {word!r}")
         values[key] = text if key in ("device", "arch") else _value(key, text, namespace)
-    device, arch = values.pop("device"), values.pop("arch")
+    device, arch = values.pop("device", None), values.pop("arch", None)
     namespace[name] = _module(cell, values, device, arch, (), (), _cell_place)
 
 

@@ -8,110 +8,92 @@ takes 30 ms, which a build found in the store does without. Neither driver nor G
 import glob
 import os
 import re
-import struct
 import sys
+from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
+
+import torch
 
 from ..errors import BuildError
 
 FILE = "kernel.cu"  # what the source is called in the compiler's messages
 
-# What nvcc declares unasked and NVRTC does not; types as in cuda::std, which may come on top.
-_PRELUDE = """
-typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
-typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
-typedef unsigned long long uint64_t; typedef int64_t intptr_t; typedef uint64_t uintptr_t;
-#define INT8_MAX 127
-#define INT16_MAX 32767
-#define INT32_MAX 2147483647
-#define INT64_MAX 9223372036854775807LL
-#define INT32_MIN (-INT32_MAX - 1)
-#define INT64_MIN (-INT64_MAX - 1)
-#define UINT8_MAX 255
-#define UINT16_MAX 65535
-#define UINT32_MAX 4294967295U
-#define UINT64_MAX 18446744073709551615ULL
-#define CHAR_BIT 8
-#define INT_MAX INT32_MAX
-#define INT_MIN INT32_MIN
-#define UINT_MAX UINT32_MAX
-#define FLT_MAX 3.402823466e+38F
-#define FLT_MIN 1.175494351e-38F
-#define FLT_EPSILON 1.192092896e-07F
-#define DBL_MAX 1.7976931348623157e+308
-#define DBL_MIN 2.2250738585072014e-308
-#define DBL_EPSILON 2.2204460492503131e-16
-#define M_PI 3.14159265358979323846
-#define M_E 2.7182818284590452354
-#define M_SQRT2 1.41421356237309504880
-#ifndef INFINITY
-#define INFINITY __int_as_float(0x7f800000)
-#endif
-#ifndef NAN
-#define NAN __int_as_float(0x7fffffff)
-#endif
-"""
+PRELUDE = "include/nvrtc_prelude.h"  # of every source, from loader's home
 # Headers that a source may name, and whose content NVRTC or the prelude has anyhow.
-_EMPTY = """assert.h cassert cfloat climits cmath cstddef cstdint cstdio cstdlib cstring cuda.h
+_EMPTY = b"""assert.h cassert cfloat climits cmath cstddef cstdint cstdio cstdlib cstring cuda.h
     cuda_runtime.h device_launch_parameters.h float.h limits.h math.h stddef.h stdint.h stdio.h
     stdlib.h string.h"""
-_HEADERS = {"octet_prelude.h": _PRELUDE, **dict.fromkeys(_EMPTY.split(), "")}
 OPTIONS = (
     "--std=c++17",
     "--device-as-default-execution-space",  # a plain helper function is for the device
-    "--pre-include=octet_prelude.h",
+    "--pre-include=nvrtc_prelude.h",
     "--disable-warnings",
 )
+# In PTX: a kernel's symbol and its parameters; of each parameter the bits, and how many times.
+_ENTRY = r"\.entry\s+([\w$]+)\s*\(([^)]*)\)"
+_PARAMETER = r"\.param (?:\.align \d+ )?\.[a-z](\d+)[^,\[]*(?:\[(\d+)\])?"
 
 
-def compile(source: str, arch: str, options: tuple[str, ...], names: tuple[str, ...] = ()):
-    """Machine code for an architecture such as "90a", and the symbols of the kernels `names`.
+def compile(
+    source: str, arch: str, options: Sequence[str], names: Sequence[str]
+) -> tuple[bytes, dict[str, list[int]], dict[str, str]]:
+    """Return machine code for an architecture such as "90a", and what is in it.
 
-    PTX of the newest architecture that this NVRTC knows, for one that it does not know.
-    BuildError with the compiler's output as its message, where the source does not compile.
+    That is the symbol of each kernel with the sizes of its parameters, and each symbol that is one
+    of `names`. For an architecture that this NVRTC does not know it is PTX of its newest one.
+
+    Raises: CompileError with the compiler's output; BuildError where NVRTC cannot be used.
     """
-    nvrtc = _bindings()
-    _, known = _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs())
+    from ..build.workshop import CompileError
+
+    call = _nvrtc()
+    known = call("GetSupportedArchs")
     real = int(re.sub(r"\D", "", arch)) in known
     target = f"sm_{arch}" if real else f"compute_{known[-1]}"
-    words = [f"--gpu-architecture={target}", *OPTIONS, *options]
-    headers = [(name.encode(), text.encode()) for name, text in _HEADERS.items()]
-    _, program = _checked(
-        nvrtc,
-        nvrtc.nvrtcCreateProgram(
-            source.encode(),
-            FILE.encode(),
-            len(headers),
-            [text for _, text in headers],
-            [name for name, _ in headers],
-        ),
-    )
+    words = [w.encode() for w in (f"--gpu-architecture={target}", *OPTIONS, *options)]
+    empty = _EMPTY.split()
+    headers = len(empty), [b""] * len(empty), empty
+    program = call("CreateProgram", source.encode(), FILE.encode(), *headers)
+
+    def text(what: str) -> bytes:
+        buffer = bytes(call(f"Get{what}Size", program))
+        call(f"Get{what}", program, buffer)
+        return buffer
+
     try:
         for name in names:
-            _checked(nvrtc, nvrtc.nvrtcAddNameExpression(program, name.encode()))
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(words), [w.encode() for w in words])
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            log = _taken(nvrtc, program, "ProgramLog").decode(errors="replace").rstrip("\0")
-            raise BuildError(log.strip() or str(status))
-        code = _taken(nvrtc, program, "CUBIN" if real else "PTX")
-        lowered = [
-            _checked(nvrtc, nvrtc.nvrtcGetLoweredName(program, name.encode()))[1].decode()
-            for name in names
-        ]
-        return code, dict(zip(names, lowered, strict=True))
+            call("AddNameExpression", program, name.encode())
+        try:
+            call("CompileProgram", program, len(words), words)
+        except BuildError as error:
+            log = text("ProgramLog").decode(errors="replace").rstrip("\0")
+            raise CompileError(log.strip() or str(error)) from None
+        made = {call("GetLoweredName", program, name.encode()).decode(): name for name in names}
+        ptx = text("PTX")
+        kernels = {
+            symbol: [int(bits) // 8 * int(n or 1) for bits, n in re.findall(_PARAMETER, parameters)]
+            for symbol, parameters in re.findall(_ENTRY, ptx.decode(errors="replace"))
+        }
+        return text("CUBIN") if real else ptx, kernels, made
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        call("DestroyProgram", program)
 
 
-def _bindings():
+def _nvrtc() -> Callable:
+    """Return what calls a function of NVRTC by its name, and raises BuildError where it fails."""
+
+    def call(name: str, *arguments):
+        status, *result = getattr(nvrtc, f"nvrtc{name}")(*arguments)
+        if status:
+            said = nvrtc.nvrtcGetErrorString(status)[1].decode()
+            raise BuildError(f"source_module: NVRTC failed: {said}")
+        return result[0] if result else None
+
     try:
         from cuda.bindings import nvrtc
 
-        _checked(nvrtc, nvrtc.nvrtcVersion())  # finds the library
+        call("Version")  # finds the library
     except Exception as error:  # each release of the binding says it in another way
-        import torch
-
         which = (torch.version.cuda or "13").split(".")[0]
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise BuildError(
@@ -119,69 +101,31 @@ def _bindings():
             f"pip install 'cuda-bindings=={which}.*' 'nvidia-cuda-nvrtc', which torch for CUDA "
             'brings along, or make the module with device="cpu"'
         ) from None
-    return nvrtc
-
-
-def _checked(nvrtc, result: tuple) -> tuple:
-    """Return the result of a function of NVRTC's, with its status; BuildError if that is bad."""
-    if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        _, text = nvrtc.nvrtcGetErrorString(result[0])
-        raise BuildError(f"source_module: NVRTC failed: {text.decode()}")
-    return result if len(result) != 3 else (result[0], result[1:])
-
-
-def _taken(nvrtc, program, what: str) -> bytes:
-    _, size = _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{what}Size")(program))
-    buffer = bytes(size)
-    _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
-    return buffer
+    return call
 
 
 @cache
 def identity(folders: tuple[str, ...]) -> list[str]:
-    """The compiler and CUDA's headers, told from their files: nothing is loaded."""
-    files = [file for folder in _packages() for file in glob.glob(f"{folder}/lib/libnvrtc*.so*")]
-    files += [f"{folder}/cuda_fp16.h" for folder in folders]
-    facts = [(file, os.stat(file)) for file in sorted(files) if os.path.isfile(file)]
-    named = [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in facts]
-    if not any("libnvrtc" in file for file, _ in facts):
-        import torch
-
-        named.append(f"NVRTC of the system, torch for CUDA {torch.version.cuda}")
-    return named
+    """Return the compiler and CUDA's headers, told from their files: nothing is loaded."""
+    files = [file for home in _packages() for file in glob.glob(f"{home}/lib/libnvrtc*.so*")]
+    system = [] if files else [f"NVRTC of the system, torch for CUDA {torch.version.cuda}"]
+    files += filter(os.path.isfile, [f"{folder}/cuda_fp16.h" for folder in folders])
+    stats = {file: os.stat(file) for file in sorted(files)}
+    return [f"{file} {s.st_size} {s.st_mtime_ns}" for file, s in stats.items()] + system
 
 
 @cache
 def header_folders(toolkit: str | None) -> tuple[str, ...]:
-    """Where CUDA's own headers are: beside NVRTC, then in the toolkit."""
+    """Return where CUDA's own headers are: beside NVRTC, then in the toolkit."""
     homes = [*_packages(), *filter(None, [toolkit])]
     folders = [f"{home}/include{below}" for home in homes for below in ("", "/cccl")]
-    return tuple(folder for folder in folders if os.path.isdir(folder))
+    return tuple(filter(os.path.isdir, folders))
 
 
 @cache
-def _packages() -> tuple[str, ...]:
+def _packages() -> list[str]:
     """The folders of NVIDIA's wheels that have NVRTC or headers."""
-    found = []
-    for path in sys.path:
-        if path.endswith("-packages"):
-            found += sorted(glob.glob(f"{path}/nvidia/cu[0-9]*"), reverse=True)
-            found += glob.glob(f"{path}/nvidia/cuda_nvrtc") + glob.glob(
-                f"{path}/nvidia/cuda_runtime"
-            )
-    return tuple(str(Path(folder)) for folder in found)
-
-
-def symbols(code: bytes) -> list[str]:
-    """The symbols of the kernels in machine code (ELF) or PTX."""
-    if code[:4] != b"\x7fELF":
-        return [name.decode() for name in re.findall(rb"\.entry\s+([\w$]+)", code)]
-    offset, size, count, names = struct.unpack_from("<Q10xHHH", code, 40)
-    heads = [struct.unpack_from("<II8x8xQQ", code, offset + i * size) for i in range(count)]
-    start, found = heads[names][2], []
-    for name, *_ in heads:
-        text = code[start + name : code.index(b"\0", start + name)].decode()
-        if text.startswith(".text."):
-            found.append(text.removeprefix(".text."))
-    # Device functions that were not inlined have such sections too; only kernels have constants.
-    return [name for name in found if f".nv.constant0.{name}".encode() in code]
+    there = [f"{path}/nvidia" for path in sys.path if path.endswith("-packages")]
+    names = "cu[0-9]*", "cuda_nvrtc", "cuda_runtime"
+    found = (sorted(glob.glob(f"{at}/{name}"), reverse=True) for at in there for name in names)
+    return [folder for folders in found for folder in folders]

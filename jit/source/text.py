@@ -5,87 +5,73 @@ behind (signature.py).
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..errors.cxx import TYPES, blanked, closing, without_directives
 from .signature import split_commas
 
-_TOKEN = re.compile(
-    r"\bnamespace\s+([\w:]*)\s*\{|\bextern\s*\"[^\"]*\"\s*\{|\btemplate\s*<|\b__global__\b|[{};]"
-)
+_TOKEN = r"\bnamespace\s+([\w:]*)\s*\{|\btemplate\s*<|\b__global__\b|[{};]"
 # `extern "C"` before a kernel, or a block of them; not what declares a device function.
-_EXTERN_C = re.compile(r'\bextern(\s*)"C"(?!\s*__device__)')
-
-
+_EXTERN_C = r'\bextern\s*"C"(?!\s*__device__)'
+_HEAD = r"[^;{}()]*?\b(\w+)\s*\("  # of a kernel, up to a bracket that opens
 # What may stand, with brackets, between `__global__` and the kernel's name.
 _ATTRIBUTES = ("__launch_bounds__", "__attribute__", "__maxnreg__", "__cluster_dims__", "alignas")
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Declared(NamedTuple):
     """A `__global__` function as its text has it."""
 
     name: str  # with its namespaces
-    parameters: tuple[str, ...]  # their names, "" where one has none
+    parameters: list[str]  # their names, "" where one has none
     template: bool
 
 
 def with_cxx_names(source: str) -> str:
-    """`source` with its kernels' linkage turned to C++'s, whose symbols spell out all types."""
-    code, parts, end = blanked(source, strings=False), [], 0
-    for match in _EXTERN_C.finditer(code):
-        parts += [source[end : match.start()], f'extern{match[1]}"C++"']
-        end = match.end()
-    return "".join([*parts, source[end:]])
+    """Return `source` with C++'s linkage for its kernels: their symbols then tell all types."""
+    for match in reversed([*re.finditer(_EXTERN_C, blanked(source, strings=False))]):
+        end = match.end() - 1  # before the quotation mark
+        source = f"{source[:end]}++{source[end:]}"
+    return source
 
 
-def kernels(source: str, marker: str = "__global__") -> list[Kernel]:
-    """The kernels of a source, or of a preprocessed one where `__global__` has become `marker`."""
-    code = without_directives(blanked(source, strings=False))
-    if marker != "__global__":
-        code = code.replace(marker, "__global__".ljust(len(marker)))
-    code = re.sub(
-        r'"[^"\n]*"', lambda m: m[0] if m[0] in ('"C"', '"C++"') else " " * len(m[0]), code
-    )
+def kernels(source: str) -> list[Declared]:
+    """Return the kernels of a source, a preprocessed one too."""
+    code, of_token, of_head = without_directives(blanked(source)), *map(re.compile, (_TOKEN, _HEAD))
     found, scopes, template, position = {}, [], False, 0
-    while match := _TOKEN.search(code, position):
+    while match := of_token.search(code, position):
         position, token = match.end(), match[0]
         if token.endswith("<"):
             template, position = True, closing(code, position, "<", ">")
-        elif token == "__global__":
-            head = re.compile(r"(?:[^;{}()]|\([^;{}()]*\))*?\b(\w+)\s*\(").match(code, position)
-            while head and head[1] in _ATTRIBUTES:
-                after = closing(code, head.end(), "(", ")")
-                head = re.compile(r"[^;{}()]*?\b(\w+)\s*\(").match(code, after)
-            if not head:
-                continue
-            position = closing(code, head.end(), "(", ")")
-            names = _names(code[head.end() : position - 1])
-            path = "::".join([*filter(None, scopes), head[1]])
-            if path not in found or code[position:].lstrip()[:1] == "{":
-                found[path] = Kernel(path, names, template)
-            template = False
+            continue
+        if token == "__global__":
+            while head := of_head.match(code, position):
+                position = closing(code, head.end(), "(", ")")
+                if head[1] not in _ATTRIBUTES:
+                    path = "::".join([*filter(None, scopes), head[1]])
+                    if path not in found or code[position:].lstrip()[:1] == "{":
+                        names = [*map(_name, split_commas(code[head.end() : position - 1]))]
+                        found[path] = Declared(path, names, template)
+                    break
         elif token.endswith("{"):
             scopes.append(match[1] or "")
-            template = False
         elif token == "}":
             scopes[-1:] = []
-        else:
-            template = False
+        template = False
     return [*found.values()]
 
 
-def _names(parameters: str) -> tuple[str, ...]:
-    """The name of each parameter, "" where it has none or one cannot tell."""
-    names = []
-    for parameter in split_commas(parameters):
-        text = re.sub(r"=.*|\[.*", "", parameter, flags=re.DOTALL).strip()
-        match = re.search(r"[\s*&>](\w+)$", text)
-        names.append(match[1] if match and not _is_type(match[1], text) else "")
-    return () if [*names] == [""] and parameters.strip() == "void" else tuple(names)
+def parameters(kernel: str, there: Sequence[Declared]) -> list[str]:
+    """Return the names of a kernel's parameters, an instance's too; none if the text has it not."""
+    name = kernel.partition("<")[0].rstrip()
+    return next((declared.parameters for declared in there if declared.name == name), [])
 
 
-def _is_type(word: str, text: str) -> bool:
-    """True if the last word of a parameter is its type: `const float`, `unsigned int`."""
-    others = re.sub(r"\b(?:const|volatile|struct|typename)\b", "", text)
-    return word in TYPES | {"const", "__restrict__"} or others.split() == [word]
+def _name(parameter: str) -> str:
+    """Return the name of a parameter; "" where it has none or one cannot tell."""
+    text = re.sub(r"=.*|\[.*", "", parameter, flags=re.DOTALL).strip()
+    match = re.search(r"[\s*&>](\w+)$", text)
+    if not match or match[1] in TYPES | {"const", "__restrict__"}:
+        return ""
+    type = re.sub(r"\b(?:const|volatile|struct|typename)\b", "", text)
+    return match[1] if type.split() != [match[1]] else ""  # `const Pair` is a type alone

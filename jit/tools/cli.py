@@ -74,9 +74,9 @@ def _loader() -> Any:
 
 @_command(
     _OPERATORS,
-    _word("--arch", nargs="+", metavar="X.Y", help="capabilities to build for, e.g. 8.0 9.0"),
+    _word("--arch", nargs="+", metavar="X.Y", help="compute capabilities, e.g. 8.0 9.0"),
     _word("--jobs", type=int, metavar="N", help="compilers at once (default: cores)"),
-    _word("--portable", action="store_true", help="for any CPU of this kind, not just for this"),
+    _word("--portable", action="store_true", help="for any CPU of this kind, not this one alone"),
 )
 def _build(options: argparse.Namespace) -> None:
     """Compile what the cache lacks."""
@@ -105,7 +105,7 @@ def _explain(options: argparse.Namespace) -> None:
 
 @_command(
     _word("name", help="its name, and that of its files"),
-    _word("--in", dest="folder", metavar="FOLDER", help="a folder for loader.Library, not this"),
+    _word("--in", dest="folder", metavar="FOLDER", help="another folder, for loader.Library"),
     _word("--args", nargs="+", metavar="ARG", help="names of its arguments: elementwise in all"),
     _word("--like", metavar="OPERATOR", default="square", help="made of which elementwise one"),
 )

@@ -53,7 +53,7 @@ struct Fixed {
 };
 
 template <typename T>
-__global__ void largest_kernel(const __grid_constant__ ApplyLut3dParams p) {
+__global__ void largest_kernel(ApplyLut3dParams p) {
     const T* from = static_cast<const T*>(p.grad_out);
     const int64_t step = int64_t(gridDim.x) * kLutThreads;
     double most = 0;
@@ -157,10 +157,8 @@ __device__ inline void slopes(const A* table, const Place<A>& place, int32_t S, 
 }
 
 template <typename T, bool kTetrahedral>
-__global__ void __launch_bounds__(kLutThreads, sizeof(T) == 8                   ? 1
-                                               : sizeof(T) == 2 || kTetrahedral ? 4
-                                                                                : 3)
-    image_kernel(const __grid_constant__ ApplyLut3dParams p, bool image_words, bool grad_words) {
+__global__ void __launch_bounds__(kLutThreads)
+    image_kernel(ApplyLut3dParams p, bool image_words, bool grad_words) {
     using A = Acc<T>;
     const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kGroup;
     if (n >= p.N) return;
@@ -185,8 +183,7 @@ __global__ void __launch_bounds__(kLutThreads, sizeof(T) == 8                   
 }
 
 template <typename T, bool kTetrahedral>
-__global__ void __launch_bounds__(kLutThreads)
-    sums_kernel(const __grid_constant__ ApplyLut3dParams p) {
+__global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
     using A = Acc<T>;
     const int64_t first = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kRun;
     const int64_t last = first + kRun < p.N ? first + kRun : p.N;
@@ -266,7 +263,7 @@ const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream) {
 }
 
 template <typename A>
-__global__ void sum_kernel(const __grid_constant__ ApplyLut3dParams p, int32_t entries) {
+__global__ void sum_kernel(ApplyLut3dParams p, int32_t entries) {
     const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
     if (i >= entries) return;
     for (int c = 0; c < 3; ++c) {

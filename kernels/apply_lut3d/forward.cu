@@ -14,7 +14,7 @@
 #include "cells.cuh"
 
 template <typename A>
-__global__ void table_kernel(const __grid_constant__ ApplyLut3dParams p, int32_t entries) {
+__global__ void table_kernel(ApplyLut3dParams p, int32_t entries) {
     const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
     if (i < entries) copy_entry<A>(p, i);
 }
@@ -35,8 +35,7 @@ template <typename T>
 constexpr int kPixels = std::is_same_v<T, float> ? 1 : kGroup;
 
 template <typename T, bool kTetrahedral>
-__global__ void __launch_bounds__(kLutThreads, sizeof(T) < 4 ? 5 : 1)
-    lut3d_kernel(const __grid_constant__ ApplyLut3dParams p, bool words) {
+__global__ void __launch_bounds__(kLutThreads) lut3d_kernel(ApplyLut3dParams p, bool words) {
     using A = Acc<T>;
     const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kPixels<T>;
     if (n >= p.N) return;

@@ -4,11 +4,19 @@
 // 32 threads take 32 / lanes neighbouring points; the lanes of a point take its channels in turn,
 // V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are
 // then read in words of up to 16 bytes. With V = 1 any strides will do.
-// The blocks an SM that kernels are bound to are what they would have without HD_ONCE's calls.
 #pragma once
 #include "fixed_point.cuh"
 #include "job.cuh"
 #include "short.cuh"
+
+/// Blocks to an SM that a kernel has room for in spite of the calls that HD_ONCE makes; 0: any.
+template <typename T, int V>
+constexpr int kCubicBlocks = sizeof(T) < 8 && V == 1    ? 9
+                             : sizeof(T) == 2 && V == 4 ? 8
+                                                        : 0;
+template <typename T, int V, int D, int kTaps>
+constexpr int kBackwardBlocks =
+    sizeof(T) == 8 ? (kTaps == 2 ? 12 / D : 3) : (kTaps == 4 && sizeof(T) * V == 2 ? 4 : 0);
 
 /// The taps of a point along its axes, x first.
 template <typename A, int D, int kTaps, bool kSlope>
@@ -115,10 +123,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Bicubic: rows of four, so that fewer offsets and weights are held.
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads, sizeof(T) == 8 ? 6
-                                            : V == 1       ? 9
-                                            : V == 4       ? 8
-                                                           : 7)
+__global__ void __launch_bounds__(kThreads, kCubicBlocks<T, V>)
     cubic_forward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     if (idle(job)) return;
@@ -247,9 +252,7 @@ __device__ inline void store_grad_grid(const GridSampleJob& job, const ThreadPoi
 }
 
 template <typename T, int V, int D, int kTaps>
-__global__ void __launch_bounds__(kThreads, kTaps == 2           ? 12 / D
-                                            : sizeof(T) * V == 2 ? 4
-                                                                 : 3)
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
     backward_kernel(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     constexpr int K = power(kTaps, D);

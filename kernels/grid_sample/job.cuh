@@ -57,7 +57,6 @@ const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream);
 const char* grid_sample_forward_16bit(GridSampleJob& job, int V, cudaStream_t stream);
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream);
 const char* grid_sample_backward_16bit(GridSampleJob& job, int V, cudaStream_t stream);
-const char* grid_sample_second(GridSampleJob& job, cudaStream_t stream);
 
 __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && *job.choice != job.chosen;

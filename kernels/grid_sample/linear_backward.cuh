@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
             if (t + 1 < tiles) next = coordinates(t + 1);
             __syncwarp();
             const T* row = grad_out + c0 * p.grad_out_stride[1] +
-                           p.grad_out_points.at(job.first + (inside ? i : job.count - 1));
+                           p.grad_out_points.at_inline(job.first + (inside ? i : job.count - 1));
 #pragma unroll 2
             for (int l = 0; l < shares; ++l) {
 #pragma unroll
@@ -288,10 +288,10 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
                              stream);
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(backward_kernel<Stored<T>, 1, D, 2>, job, each, stream);
-    constexpr int U = D == 2 ? 4 : 2, kOne = sizeof(T) < 8 ? 1 : U;  // float64 is seldom used
-    return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, kOne>
-                                      : linear_backward_any<Stored<T>, D, U>,
-                         job, each, stream);
+    constexpr int U = D == 2 ? 4 : 2;
+    return launch_points(
+        job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1> : linear_backward_any<Stored<T>, D, U>,
+        job, each, stream);
 }
 template <typename T, int V>
 const char* launch_backward(GridSampleJob& job, cudaStream_t stream) {

@@ -133,14 +133,12 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(wide_forward<S, D>, job, each, stream);
     const bool large = each == 32 && job.p.B * job.p.P >= 1 << 18;
-    if constexpr (sizeof(T) < 8) {  // float64 is seldom used
-        if (large && job.p.C == 1)
-            return launch_points(linear_forward_any<S, D, 1, 4>, job, each * 4, stream);
-        if constexpr (D == 2) {
-            if (large && job.p.C >= 8)
-                return launch_points(linear_forward_any<S, D, 8, 1>, job, each, stream);
-            if (large) return launch_points(linear_forward_any<S, D, 4, 2>, job, each * 2, stream);
-        }
+    if (large && job.p.C == 1)
+        return launch_points(linear_forward_any<S, D, 1, 4>, job, each * 4, stream);
+    if constexpr (D == 2) {
+        if (large && job.p.C >= 8)
+            return launch_points(linear_forward_any<S, D, 8, 1>, job, each, stream);
+        if (large) return launch_points(linear_forward_any<S, D, 4, 2>, job, each * 2, stream);
     }
     return launch_points(linear_forward_any<S, D, 4, 1>, job, each, stream);
 }

@@ -101,7 +101,7 @@ class Steps {
         const Field* field;
         const A (*weight)[kBlock];
     };
-    void sample(std::initializer_list<Term> terms) {
+    NOINLINE void sample(std::initializer_list<Term> terms) {
         const Term* located = nullptr;
         const auto find = [&](const Term& term) {
             if (located != &term) locate(*term.field);
@@ -145,7 +145,7 @@ class Steps {
     }
 
     /// to_grid[d] += sum over channels and taps of grad_out * weight[d] * field.
-    void differentiate(const Field& f, const A (*w)[kMostTaps][kBlock]) {
+    NOINLINE void differentiate(const Field& f, const A (*w)[kMostTaps][kBlock]) {
         locate(f);
         if (!f.rows) {
             for (int m = 0; m < M; ++m) std::fill_n(dots[m], block.count, A(0));
@@ -188,7 +188,7 @@ class Steps {
     }
 
     /// Adds weight * grad_out to the pixels of channels [begin, end) of the target.
-    void scatter(int64_t begin, int64_t end) {
+    NOINLINE void scatter(int64_t begin, int64_t end) {
         const Field& f = plan.target;
         block.offsets(f.stride, wide);
         if (!f.rows) {
@@ -265,7 +265,7 @@ class Steps {
         });
     }
     /// What is wanted at the block's points.
-    void run_points() {
+    NOINLINE void run_points() {
         if (!p.grad_out) {
             block.weights(0, nullptr, false, weight);
             return sample({{&plan.input, weight}});
@@ -309,11 +309,13 @@ class Steps {
         }
         write_grid();
     }
-    void clear(int64_t b, const int64_t (&begin)[4], const int64_t (&end)[4]) {
+    NOINLINE void clear(int64_t b, const int64_t (&begin)[4], const int64_t (&end)[4]) {
         // Axes c, z, y, x, the innermost last; then merged where they lie in one piece.
         int order[4] = {0, 1, 2, 3};
         const int64_t* stride = plan.target.stride + 1;
-        std::stable_sort(order, order + 4, [&](int i, int j) { return stride[i] > stride[j]; });
+        for (int i = 1; i < 4; ++i)  // stable; std::stable_sort is long to compile
+            for (int j = i; j > 0 && stride[order[j - 1]] < stride[order[j]]; --j)
+                std::swap(order[j - 1], order[j]);
         A* to = static_cast<A*>(plan.target.data) + b * plan.target.stride[0];
         int64_t size[4] = {1, 1, 1, 1}, step[4] = {}, last = 4;
         for (int k = 3; k >= 0; --k) {

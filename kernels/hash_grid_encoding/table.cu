@@ -54,8 +54,10 @@ __global__ void __launch_bounds__(kThreads)
             get(double{});
         else if (p.dtype == DType::kFloat)
             get(float{});
+        else if (p.dtype == DType::kHalf)
+            get(Half{});
         else
-            get(Short{});
+            get(BFloat16{});
         const auto corners = point.in(level);
 #pragma unroll
         for (int j = 0; j < 1 << (D - 1); ++j) {

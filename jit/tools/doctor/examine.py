@@ -1,12 +1,12 @@
 """Running the checks, side by side, and asking torch what it says of itself."""
 
 import contextlib
+import importlib
 import json
 import os
 import platform
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -79,33 +79,22 @@ def ask_torch(architectures: str) -> dict[str, Any]:
 
 def print_facts() -> None:
     """What `ask_torch` has another process do."""
-    facts: dict[str, Any] = {}
-
-    def note(name: str, ask: Callable[[], Any]) -> None:
+    of, facts = importlib.import_module, {}
+    asks: dict[str, Callable[[], Any]] = {
+        "setuptools": lambda: of("setuptools").__version__,
+        "torch": lambda: of("torch").__version__,
+        "cuda": lambda: of("torch").version.cuda,
+        "git": lambda: of("torch").version.git_version,
+        "numpy": lambda: of("numpy").__version__,
+        "from_numpy": lambda: of("torch").from_numpy(of("numpy").zeros(1)).shape,
+        "extension": lambda: of("torch.utils.cpp_extension").__name__,
+        "flags": lambda: of("torch.utils.cpp_extension")._get_cuda_arch_flags(),
+    }
+    for name, ask in asks.items():
         try:
             facts[name] = ask()
         except BaseException as error:
             facts[f"{name}_error"] = f"{type(error).__name__}: {error}".strip().split("\n")[0]
-
-    def numpy() -> str:
-        import numpy
-
-        facts["numpy"] = numpy.__version__
-        torch.from_numpy(numpy.zeros(1))
-        return numpy.__version__
-
-    def extension() -> None:
-        import torch.utils.cpp_extension
-
-        note("flags", torch.utils.cpp_extension._get_cuda_arch_flags)
-
-    with warnings.catch_warnings(record=True):
-        note("setuptools", lambda: __import__("setuptools").__version__)
-        note("torch", lambda: __import__("torch").__version__)
-        if "torch" in facts:
-            import torch
-
-            facts |= {"cuda": torch.version.cuda, "git": torch.version.git_version}
-            note("numpy", numpy)
-            note("extension", extension)
+            if name == "torch":
+                break
     print("\nFACTS", json.dumps(facts))

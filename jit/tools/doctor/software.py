@@ -75,7 +75,7 @@ def _torch(context: Context) -> Found:
 def _numpy(context: Context) -> Found:
     context.cuda  # noqa: B018  not without torch
     facts = context.facts()
-    error, there = facts.get("numpy_error"), facts.get("numpy", "")
+    error, there = facts.get("numpy_error", facts.get("from_numpy_error")), facts.get("numpy", "")
     if not error:
         return "ok", there
     if "No module named 'numpy'" in error:
@@ -195,10 +195,10 @@ def _architectures(context: Context) -> Found:
     listed = bool(os.environ.get("TORCH_CUDA_ARCH_LIST"))
     found = f"{wanted}, from {'TORCH_CUDA_ARCH_LIST' if listed else 'the GPUs here'}"
     cure = "set TORCH_CUDA_ARCH_LIST to a list such as '9.0' or '8.0;9.0+PTX'"
+    if "extension_error" in facts:
+        return "warning", "not checked: torch.utils.cpp_extension does not import"
     if error := facts.get("flags_error"):
         return "error", f"{found}: torch refuses it: {error}", cure
-    if "flags" not in facts:
-        return "warning", "not checked: torch.utils.cpp_extension does not import"
     _, said = run([*context.nvcc, "--list-gpu-arch"]) if context.nvcc else (True, "")
     known, needed = _numbers(said), _numbers(" ".join(facts["flags"]))
     unknown = sorted({*needed} - {*known})
