@@ -2,10 +2,11 @@
 // linearly along each axis, of its slopes and of its mixed derivatives. ops/corners.py says the
 // same in PyTorch.
 //
-// Kernels that sum over corners another way, for speed: grid_sample's on blocks of points, with
-// weights of an axis in vectors (`weights` in kernels/grid_sample/blocks.h, by the same mask), and
-// where slopes meet dot products, by differences: `slopes` in kernels/grid_sample/cell.cuh and
-// `trilinear_slopes` in apply_lut3d.h take half the multiplications.
+// Written out beside it where that is quicker, each with its reason: `Position` in multilinear.h
+// and `Corners::slope` in hash_grid_encoding.h, of which nvcc makes fewer instructions;
+// grid_sample's `weights` in kernels/grid_sample/blocks.h, the same mask in vectors of points; and,
+// where slopes meet dot products, differences, with half the multiplications: `slopes` in
+// kernels/grid_sample/cell.cuh and `trilinear_slopes` in apply_lut3d.h.
 #pragma once
 #include "common.h"
 

@@ -107,13 +107,23 @@ struct Corners {
         for (int d = 0; d < D; ++d) sum += along[d] * share(k, 1 << d);
         return sum;
     }
-    /// The derivative of weight_k by coordinate `axis` of the point.
+    /// The derivative of weight_k by coordinate `axis` of the point. Written out: by `share` nvcc
+    /// makes 5 to 7 % more instructions of the kernels with it.
     HD A slope(int k, int axis) const {
-        if (!directed) return share(k, 1 << axis);
+        const A sign = k >> axis & 1 ? scale : -scale;
         A sum = 0;
-        for (int d = 0; d < D; ++d)
-            if (d != axis) sum += along[d] * share(k, 1 << axis | 1 << d);
-        return sum;
+        for (int d = 0; d < D; ++d) {
+            if (directed && d == axis) continue;  // each weight is linear along each axis
+            A w = directed ? along[d] : A(1);
+            for (int e = 0; e < D; ++e) {
+                if (e == axis) continue;
+                const A factor = k >> e & 1 ? place[e] : 1 - place[e];
+                w *= directed && e == d ? (k >> e & 1 ? scale : -scale) : factor;
+            }
+            sum += w;
+            if (!directed) break;
+        }
+        return sign * sum;
     }
     HD uint32_t row(const HashLevel& level, int k) const {
         uint32_t corner[D];

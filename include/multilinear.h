@@ -32,14 +32,19 @@ struct Position {
         }
     }
     /// The share of corner k. A product per axis: a last weight as 1 - a - b - c would cancel.
-    HD A weight(int k) const { return share(k, 0); }
+    /// Written out, as is its derivative, and not by `corner_share`: of that nvcc makes up to twice
+    /// the instructions where k is known at run time only.
+    HD A weight(int k) const {
+        A w = 1;
+        for (int d = 0; d < Cell::D; ++d) w *= k >> Cell::bit(d) & 1 ? high[d] : low[d];
+        return w;
+    }
     /// The derivative of corner k's share by coordinate `axis` of the point.
-    HD A slope(int k, int axis) const { return share(k, 1 << axis); }
-
-  private:
-    HD A share(int k, int derived) const {
-        return corner_share<Cell>(k, derived, A(0.5),
-                                  [&](int d, bool upper) { return upper ? high[d] : low[d]; });
+    HD A slope(int k, int axis) const {
+        A w = k >> Cell::bit(axis) & 1 ? A(0.5) : A(-0.5);
+        for (int d = 0; d < Cell::D; ++d)
+            if (d != axis) w *= k >> Cell::bit(d) & 1 ? high[d] : low[d];
+        return w;
     }
 };
 
