@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,12 @@ LONGEST = (
     *("trial", "sanitizers", "build", "three_ways", "concurrency", "inline", "interrupted_edits"),
     *("background", "examples", "reload", "damage", "hostile", "new", "grid_sample", "store"),
 )
+
+
+def pytest_configure():
+    # A shell starts what it runs behind without SIGINT, and children of such a run would never see
+    # the Ctrl-C that tests send them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure():

@@ -222,7 +222,7 @@ ls -A "{checkout.cache}/store"; umount "{checkout.cache}"'''
     )
     assert done.returncode == 0 and not done.stdout, done.stderr
     assert done.stderr.count("No space left on device") >= 1
-    assert "LOADER_CACHE_DIR" in done.stderr and "BuildError" in done.stderr
+    assert "LOADER_CACHE_DIR" in done.stderr and "errors.CacheError: " in done.stderr
 
 
 def test_a_process_that_could_not_build_keeps_no_lock(checkout):

@@ -157,7 +157,8 @@ def test_a_new_process_finds_the_edit_in_the_store(living):
     done = living.checkout.run(
         "import loader; loader.square; print(loader.receipt().units['square']['result'])"
     )
-    assert done.stdout.strip() == "hit" and "built" not in done.stderr
+    # It may have to wait: the edit is in use before the store has it.
+    assert done.stdout.strip() in ("hit", "waited") and "built" not in done.stderr
 
 
 def test_edits_in_a_notebook_are_taken_in_before_the_cell(living):

@@ -23,6 +23,7 @@ from unittest import mock  # which torch has imported
 
 from ..errors import BuildError
 from ..machine import files
+from ..machine.child import start
 from ..machine.forks import Lock
 from ..machine.toolchain import Toolchain
 from .workshop import behind
@@ -166,7 +167,7 @@ def _ask_compiler(cxx: list[str]) -> list[list[str]]:
 
     def accepts(*flags: str) -> bool:
         trial = [*cxx, *flags, "-x", "c++", "/dev/null"]
-        return subprocess.run(trial, capture_output=True, check=False).returncode == 0
+        return start(trial, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait() == 0
 
     linkers = (f"-fuse-ld={name}" for name in ("lld", "gold") if shutil.which(f"ld.{name}"))
     works = (f for f in linkers if accepts("-shared", "-fPIC", f, "-o", "/dev/null"))

@@ -8,7 +8,6 @@ nobody reads.
 
 import concurrent.futures
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -26,11 +25,9 @@ from pathlib import Path
 from ..cache.lock import lock_of
 from ..cache.store import file_digest, remove
 from ..errors import BuildError
-from ..machine.forks import Lock
+from ..machine.child import start
 from .slots import SLOTS
 
-_MOMENTARY = errno.EFAULT, errno.EAGAIN, errno.ENOMEM
-_starting = Lock()  # one at a time: it takes a millisecond or two
 _KEPT = 3  # objects of each source that stay for edits to come back to
 _NICE = 10  # of compilers that nobody waits for
 _OLD = 3600  # seconds after which a draft is certainly nobody's
@@ -119,7 +116,15 @@ class Workshop:
             with self._guard:
                 if self.ended:
                     raise CompileError("the build was ended")
-                process = self._start(command)
+                process = start(
+                    command,
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, "LC_ALL": "C.UTF-8"},
+                )
                 self._running.add(process)
             if not urgent:  # the machine is for those who work on it, and wait
                 with contextlib.suppress(OSError):
@@ -136,25 +141,6 @@ class Workshop:
         if note:
             self.said.append(f"{shlex.join(command)}\n{out}")
         return process.returncode, out
-
-    def _start(self, command: list[str], tries: int = 3) -> subprocess.Popen:
-        """Start a tool; again where a crowded machine, or EFAULT of a sandbox's, refuses it."""
-        try:
-            with _starting:
-                return subprocess.Popen(
-                    command,
-                    cwd=self.folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env={**os.environ, "LC_ALL": "C.UTF-8"},
-                )
-        except OSError as error:
-            if error.errno not in _MOMENTARY or tries == 1:
-                raise
-        time.sleep(0.1)
-        return self._start(command, tries - 1)
 
     def end(self) -> None:
         """End the tools that are running, and what they started."""

@@ -94,7 +94,8 @@ class Trials:
             descriptors = [ours.enter_context(theirs).fileno()]
             parent = HOME if (HOME / "loader.py").exists() else HOME.parent
             code = _START.format(sys_path=[str(parent), *sys.path], channel=theirs.fileno())
-            variables = {**os.environ, "LOADER_BUILD": "never"}  # what is tried is built already
+            variables = {**os.environ}
+            variables["LOADER_BUILD"] = "never"  # what is tried is built already
             if self._guard:
                 guard = os.open(self._guard, os.O_RDONLY | os.O_CLOEXEC)
                 ours.callback(os.close, guard)

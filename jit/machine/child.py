@@ -1,10 +1,18 @@
-"""Starting another Python that imports what this one would, and calls one function of loader's."""
+"""Starting programs: also another Python that imports what this one would and calls a function."""
 
+import errno
 import json
 import os
+import subprocess
 import sys
+import time
+from typing import Any
 
+from .forks import Lock
 from .sources import HOME
+
+_MOMENTARY = errno.EFAULT, errno.EAGAIN, errno.ENOMEM
+_starting = Lock()  # one at a time: it takes a millisecond or two
 
 _START = """
 import importlib, json, sys
@@ -31,3 +39,15 @@ def command(function: str, *arguments: object, body: bool = True) -> list[str]:
     order = [path, None if body else str(HOME), module, name, arguments]
     flags = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
     return [sys.executable, *flags, "-c", _START, json.dumps(order)]
+
+
+def start(command: list[str], tries: int = 3, **options: Any) -> subprocess.Popen:
+    """Start a program; again where a crowded machine, or EFAULT of a sandbox's, refuses it."""
+    try:
+        with _starting:
+            return subprocess.Popen(command, **options)
+    except OSError as error:
+        if error.errno not in _MOMENTARY or tries == 1:
+            raise
+    time.sleep(0.1)
+    return start(command, tries - 1, **options)
