@@ -171,7 +171,7 @@ def _along(to, grad_out, image, lut, interpolation, need):
             to_image = torch.where(inside, to_t * (S - 1), 0).view(image.shape)
     else:  # linear within a tetrahedron
         first, middle, third = _sorted(pace, _ranks(t))
-        change = torch.stack([-first, first - middle, middle - third, third], 1)
+        change = torch.stack([-first, first - middle, middle - third, third])
         to_grad, to_rows = corners.weighed(change, g, rows, (need[0], need[2]))
     if to_grad is not None:
         to_grad = to_grad.view(image.shape)
