@@ -338,7 +338,7 @@ inline const char* multilinear_cuda(const MultilinearParams& p, void* stream) {
 template <typename Cell>
 inline const char* multilinear_16bit_cuda(const MultilinearParams& p, void* stream) {
     const auto queue = static_cast<cudaStream_t>(stream);
-    // As Short, one type for both, backward_wide takes 3 to 17 % longer.
+    // As Short, one type for both, backward takes 3 to 7 % longer.
     return p.dtype == DType::kHalf ? launch_elements<Cell, Half>(p, queue)
                                    : launch_elements<Cell, BFloat16>(p, queue);
 }

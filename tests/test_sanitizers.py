@@ -95,7 +95,6 @@ def test_every_operator_is_clean(part, tmp_path):
     assert len(libraries) == len(names)
     assert all(b"__asan_init" in library.read_bytes() for library in libraries)
     left_out = "compile", "export", "2_31", "cuda", "opcheck", "own_samples"
-    left_out += "equals_scipy", "equals_colour_science"  # whose code is theirs, and has crashed so
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files),

@@ -1,6 +1,5 @@
 """All that an extension's library depends on: what its key is a digest of."""
 
-import hashlib
 import json
 import os
 import sysconfig
@@ -13,7 +12,7 @@ import loader
 
 from ..cache.key import FORMAT
 from ..machine import toolchain as tools
-from ..machine.sources import Sources, included
+from ..machine.sources import Sources
 from .arguments import Extension
 
 
@@ -42,27 +41,14 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
     return json.loads(json.dumps(facts))
 
 
-class _Texts(Sources):
-    """Digests of sources that are in memory and of the headers on disk that they reach."""
-
-    def __init__(self, extension: Extension, toolchain: tools.Toolchain):
-        known = os.path.dirname(torch.__file__)  # torch's own headers go by its version
-        folders = [folder for folder in extension.include_paths if not folder.startswith(known)]
-        self._texts = {os.path.join("/", s.name): s.content for s in extension.sources}
-        super().__init__(Path("/"), (*folders, *toolchain.header_folders))
-
-    def _read_file(self, path: str):
-        if path not in self._texts:
-            return super()._read_file(path)
-        content = self._texts[path]
-        return hashlib.sha256(content).hexdigest(), included(content)
-
-
 def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
     """Return SHA-256 of the sources, of the headers that they reach, and of our own binding."""
-    texts = _Texts(extension, toolchain)
+    known = os.path.dirname(torch.__file__)  # torch's own headers go by its version
+    folders = [folder for folder in extension.include_paths if not folder.startswith(known)]
+    texts = {os.path.join("/", source.name): source.content for source in extension.sources}
+    sources = Sources(Path("/"), (*folders, *toolchain.header_folders), texts)
     found: dict[str, str] = {}
-    for source in extension.sources:
-        found |= texts.closure(os.path.join("/", source.name))
+    for path in texts:
+        found |= sources.closure(path)
     binding = os.path.join(loader.__path__[0], "include", "inline_binding.h")
-    return dict(sorted(found.items())) | {"inline_binding.h": texts._read(binding)[0]}
+    return dict(sorted(found.items())) | {"inline_binding.h": sources.closure(binding)[binding]}

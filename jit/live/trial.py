@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import BuildError
+from ..machine.child import start
 from ..machine.sources import HOME
 from ..operators import schemas
 from ..operators.session import Session
@@ -102,7 +103,7 @@ class Trials:
                 descriptors.append(guard)
                 preload = f"/proc/self/fd/{guard} {os.environ.get('LD_PRELOAD', '')}"
                 variables["LD_PRELOAD"] = preload.strip()
-            self._process = subprocess.Popen(
+            self._process = start(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -2,7 +2,8 @@
 
 Doors: `settings` (the environment variables that are ours), `sources` (what a unit is made of),
 `toolchain` (compilers, flags, torch), `gpus`, `files` (written in one step), `forks` (locks that a
-forked child finds open), `child` (starting a Python), `timing` (how long a call takes).
+forked child finds open), `child` (starting programs, a Python too), `timing` (how long a call
+takes).
 
 Imports `errors`.
 """
