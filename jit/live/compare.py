@@ -13,6 +13,7 @@ compiler runs.
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -36,11 +37,15 @@ class Comparison:
     """
 
     def __init__(
-        self, module, unit: str, devices: list[str], alive: Callable[[], None] = lambda: None
+        self,
+        module: ModuleType,
+        unit: str,
+        devices: list[str],
+        alive: Callable[[], None] = lambda: None,
     ):
         self.alive, self.unit = alive, unit
         self.operator = getattr(module, unit)
-        self.reference = getattr(module, f"{unit}_reference", None)
+        self.reference: Callable = getattr(module, f"{unit}_reference", self.operator)
         self.difference: dict[str, float] = {}
         self.notes: list[str] = []
         self._module, self._devices = module, devices
@@ -78,7 +83,7 @@ class Comparison:
             self.notes.append(text)
 
     def _missing(self) -> str | None:
-        if self.reference is None:
+        if not hasattr(self._module, f"{self.unit}_reference"):
             return f"{self.unit}_reference"
         return None if hasattr(self._module, "samples") else "samples(device)"
 
@@ -231,7 +236,8 @@ class Sample:
         self._arriving.made()
         with self._guard.off():
             self._seen = [x.clone() for x in self._tensors]
-            self._expected, self._moved = self._by_reference(EXACT), {}
+            self._expected = self._by_reference(EXACT)
+            self._moved: dict[str, Tensor] = {}
         self._levels, self._runs = iter(LEVELS), 0
         self._known_for = {**self._arriving.asked}, self._twice
 

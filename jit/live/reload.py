@@ -9,10 +9,9 @@ finds it. `ops/X.py` is run again in its module, so that the functions that othe
 """
 
 from ..operators.session import SESSIONS
-from .attempt import TIME_LIMIT
-from .reloader import Reloader
+from .edit import TIME_LIMIT, Edit
+from .reloader import Reloader, Request
 from .report import Report
-from .versions import Edit
 
 reloader = Reloader()
 stand_by = reloader.stand_by
@@ -46,7 +45,7 @@ def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT) -> 
     for name in names:
         if name not in known:
             raise ValueError(f"{name!r} is no operator; there are {', '.join(sorted(known))}")
-    return reloader.reload(names, force, time_limit)
+    return reloader.reload(Request(names, force, time_limit))
 
 
 def take_in_edits() -> Report | None:
@@ -56,7 +55,7 @@ def take_in_edits() -> Report | None:
     """
     if reloader.is_unchanged():
         return None
-    report = reloader.reload()
+    report = reloader.reload(Request())
     return report if report.edits else None
 
 

@@ -8,10 +8,11 @@ operator has to say how many operations it takes.
 """
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -58,7 +59,9 @@ class Rounding(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here; and it would import torch._dynamo, for a second
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         """Run one of PyTorch's own operators."""
         kwargs = {
             key: torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
@@ -69,14 +72,15 @@ class Rounding(TorchDispatchMode):
         changes = function._schema.is_mutable
         sums = torch.Tag.pointwise not in function.tags
 
-        def magnitude():
+        def magnitude() -> Any:
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 return function(*tree_map_only(Tensor, _magnitude, args), **kwargs)
+            return None
 
         before = magnitude() if changes and sums else None
         out = function(*args, **kwargs)
 
-        def rounded(x):
+        def rounded(x: Tensor) -> Tensor:
             if not (x.is_floating_point() and x.numel()) or x.is_meta or x._is_zerotensor():
                 return x  # nothing to round: torch has zeros without memory
             nearest = x.to(torch.float32).to(x.dtype)

@@ -57,7 +57,7 @@ class Swap:
         """Return a 1 for each schema that torch does not know yet, a 0 for all else."""
         new, texts = "", [ctypes.c_char_p() for _ in range(3)]
         while self._library.octet_swap_entry(ctypes.c_size_t(len(new)), *map(ctypes.byref, texts)):
-            namespace, key, text = (text.value.decode() for text in texts)
+            namespace, key, text = ((text.value or b"").decode() for text in texts)
             new += "1" if not key and self._is_new(f"{namespace}::{text}") else "0"
         return new
 
