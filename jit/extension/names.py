@@ -6,6 +6,7 @@ name is ever found among them.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors.cxx import KEYWORDS
@@ -22,7 +23,7 @@ def _declaring(body: re.Match) -> str:
 
 
 # Innermost ones, until there are none; `(*handler)(int)` declares the handler.
-_LEFT_OUT = [
+_LEFT_OUT: list[tuple[re.Pattern, str | Callable[[re.Match], str]]] = [
     (re.compile(r"\{([^{}]*)\}"), _declaring),
     (re.compile(r"\((?:\s*(?:\w+::)*[*&]+\s*(\w+)\s*\)\s*\()?[^(){}]*\)"), r" \1 "),
     (re.compile(r"<[^<>;{}]*>"), " "),

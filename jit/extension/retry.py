@@ -89,7 +89,12 @@ def _again(text: str, after: list[str], own_files: Collection[str]) -> bool:
     return bool(earlier and earlier["file"] in own_files)
 
 
-def _mendable(text: str, words, wide, macros) -> bool:
+def _mendable(
+    text: str,
+    words: Collection[str],
+    wide: Callable[[], Names],
+    macros: Callable[[], Collection[str]],
+) -> bool:
     """True if more headers may mend one error in the caller's text."""
     if _OVERLOADED.search(text):
         return False  # more headers bring no fewer functions of a name
@@ -100,11 +105,11 @@ def _mendable(text: str, words, wide, macros) -> bool:
     if name := _first(_MEMBER, text):
         return name in wide().macros
     if call := _first(_CALL, text):
-        name = re.search(r"(\w+)\s*(?:<.*>)?$", call)
-        if name and re.match(r"(?:at|torch)::Tensor(?:Base)?::", call):
+        last = _first([r"(\w+)\s*(?:<.*>)?$"], call)
+        if last and re.match(r"(?:at|torch)::Tensor(?:Base)?::", call):
             # Tensors are whole wherever they are named, but for what these methods take.
-            return name[1].startswith("index") or "brace-enclosed" in text
-        return not name or name[1] in wide()
+            return last.startswith("index") or "brace-enclosed" in text
+        return not last or last in wide()
     return bool(_NAMELESS.search(text)) or bool({*words} & wide().macros - {*macros()})
 
 
