@@ -9,6 +9,7 @@ the store.
 import ctypes
 from ctypes import byref, c_int, c_void_p
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ def check(status: int, what: str) -> None:
         raise RuntimeError(f"{what}: {said[0]}: {said[1]}")
 
 
-def ask(what: str, name: str, *arguments, kind: type = c_void_p):
+def ask(what: str, name: str, *arguments: object, kind: type = c_void_p) -> Any:
     """Return what a function of the driver gives: a handle, unless it is of another kind."""
     found = kind()
     check(getattr(library(), name)(byref(found), *arguments), what)
@@ -62,7 +63,7 @@ def enter() -> None:
         check(library().cuCtxSetCurrent(context), "context")
 
 
-def launch_again(status: int, name: str, *arguments) -> None:
+def launch_again(status: int, name: str, *arguments: object) -> None:
     """After a launch that failed: once more, where this thread had no context yet; or the error."""
     if status == _INVALID_CONTEXT:
         enter()

@@ -5,7 +5,9 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from ctypes import c_void_p
+from dataclasses import replace
 
 import torch
 
@@ -22,8 +24,8 @@ def source_module(
     device: torch.device | str | None = None,
     arch: str | None = None,
     options: Sequence[str] = (),
-    include_dirs: Sequence[str | os.PathLike] = (),
-    **constants,
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+    **constants: object,
 ) -> "SourceModule":
     '''Compile CUDA kernels from a string, PyCUDA's way, without the wait.
 
@@ -61,10 +63,18 @@ def source_module(
         ValueError for an argument; NotImplementedError for what the CPU cannot run.
     '''
     place = functools.partial(locate_in, source, sys._getframe(1).f_code.co_filename)
-    return _module(source, constants, device, arch, options, include_dirs, place)
+    return _module(source, constants, place, device, arch, options, include_dirs)
 
 
-def _module(source, constants, device, arch, options, include_dirs, place) -> "SourceModule":
+def _module(
+    source: str,
+    constants: dict[str, object],
+    place: Callable[[], tuple[str, int] | None],
+    device: torch.device | str | None = None,
+    arch: str | None = None,
+    options: Sequence[str] = (),
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+) -> "SourceModule":
     """A module, its arguments checked."""
     if not isinstance(source, str):
         cure = "; decode it" if isinstance(source, (bytes, bytearray)) else ""
@@ -84,11 +94,11 @@ def _module(source, constants, device, arch, options, include_dirs, place) -> "S
     for folder in folders:
         if not os.path.isdir(folder):
             raise ValueError(f"source_module: include_dirs: {folder} is no folder")
-    target, words = _target(device, arch), [*map(str, options)]
-    return SourceModule(SourceRecipe(source, macros, words, folders, place, target, (), {}))
+    target, own = _target(device, arch), [*map(str, options)]
+    return SourceModule(SourceRecipe(source, macros, own, folders, place, target))
 
 
-def _target(device, arch: str | None) -> str:
+def _target(device: torch.device | str | None, arch: str | None) -> str:
     """The architecture to build for, such as "90"; "" for the CPU."""
     there = torch.cuda.is_available()
     wanted = torch.device(device if device is not None else "cuda" if there or arch else "cpu")
@@ -175,15 +185,15 @@ class SourceModule:
             if len(templates) != 1:
                 raise self._no_kernel(name)
             names = (f"{templates[0]}<{rest}",)
-        recipe = self._recipe._replace(names=names)
+        recipe = replace(self._recipe, names=names)
         build = recipe.build()
         kernel = self._matching(build, *(names or (name,)))
         if not recipe.arch:
-            return CpuFunction(name, kernel, build.code.run)
+            return CpuFunction(name, kernel, build.run)
 
-        def load(device: int):
+        def load(device: int) -> c_void_p:
             """Return the driver's handle on a device, which is the current one."""
-            there = recipe._replace(arch=_architecture(device)).build()
+            there = replace(recipe, arch=_architecture(device)).build()
             return there.handle(self._matching(there, kernel.name), device)
 
         return CudaFunction(name, kernel, load, recipe.arch)
@@ -251,8 +261,8 @@ def magic(line: str, cell: str, namespace: dict) -> None:
         if not equals:
             raise ValueError(f"%%cuda: constants are NAME=VALUE, got {word!r}")
         values[key] = text if key in ("device", "arch") else _value(key, text, namespace)
-    device, arch = values.pop("device", None), values.pop("arch", None)
-    namespace[name] = _module(cell, values, device, arch, (), (), _cell_place)
+    device, arch = (str(values.pop(key)) if key in values else None for key in ("device", "arch"))
+    namespace[name] = _module(cell, values, _cell_place, device, arch)
 
 
 def _value(name: str, text: str, namespace: dict) -> object:

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -82,7 +83,7 @@ def compile(
 def _nvrtc() -> Callable:
     """Return what calls a function of NVRTC by its name, and raises BuildError where it fails."""
 
-    def call(name: str, *arguments):
+    def call(name: str, *arguments: object) -> Any:
         status, *result = getattr(nvrtc, f"nvrtc{name}")(*arguments)
         if status:
             said = nvrtc.nvrtcGetErrorString(status)[1].decode()
