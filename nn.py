@@ -1,7 +1,7 @@
 """The operators as `torch.nn.Module`s: `loader.nn.GridSample` and the like.
 
-Each says in `forward` what its operator's docstring says of arguments, results and errors. Parameters
-are made as torch.nn's are: `device`, `dtype`, `reset_parameters()`, state dict, `torch.device("meta")`.
+Arguments, results and errors are the operator's. Parameters are made as torch.nn's are: `device`,
+`dtype`, `reset_parameters()`, state dict, `torch.device("meta")`.
 """
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 import loader
 
 __all__ = [
+    "LUT3D",
     "BilinearInterpolation",
     "Convolve2d",
     "GridSample",
     "HashGridEncoding",
-    "LUT3D",
     "TrilinearInterpolation",
 ]
 
@@ -62,7 +62,7 @@ class GridSample(nn.Module):
 
 
 class LUT3D(nn.Module):
-    """A colour table to be learnt or used, `loader.apply_lut3d`; in the beginning it changes nothing.
+    """A colour table to be learnt or used, `loader.apply_lut3d`; it begins as the identity.
 
     Args:
         size: entries along an axis, S, from 2 to 1024.
@@ -108,7 +108,7 @@ class LUT3D(nn.Module):
 
 
 class Convolve2d(nn.Module):
-    """A kernel to be learnt or used, `loader.convolve2d`; in the beginning it changes nothing.
+    """A kernel to be learnt or used, `loader.convolve2d`; it begins as the identity.
 
     Args:
         kernel_size: kh and kw, or one number for both.
