@@ -1,10 +1,9 @@
-"""A CUDA source as two, so that nvcc never sees torch's headers.
+"""A CUDA source as two, so that nvcc, which parses all three times, never sees torch's headers.
 
-Whatever nvcc compiles it parses three times, and torch's headers cost it ten seconds and more. So
-kernels go to nvcc and host functions to the C++ compiler. A launch `k<<<grid, block>>>(x)` becomes
+Kernels go to nvcc and host functions to the C++ compiler. A launch `k<<<grid, block>>>(x)` becomes
 what nvcc itself makes of it: the configuration is pushed and the kernel's stub called, which has
-the kernel's name and lies in nvcc's half. Of a kernel template nvcc's half has the instances that
-the host's object asks for.
+the kernel's name and lies in nvcc's half. Of a kernel template that half has the instances that the
+host's object asks for.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""The needs of an extension's source, by its text: the narrowest headers that may serve.
+"""The narrowest headers that may serve an extension's source, by its text.
 
 torch/extension.h takes ten to twenty seconds to compile, and most extensions use a sliver of it. So
 each source is tried with little first, and with more where names are missing; at last it is
-compiled as torch.utils.cpp_extension compiles it. What it is tried with first is decided here.
+compiled as torch.utils.cpp_extension compiles it.
 """
 
 import os

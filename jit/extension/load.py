@@ -1,13 +1,10 @@
 """`loader.load` and `loader.load_inline`: torch.utils.cpp_extension's, without the wait.
 
-What differs from torch's: the build comes from the store where it can (looked up by a digest of the
-sources, the headers they reach, flags, compilers, torch and Python, and verified before it is
-loaded); any number of processes may ask for it at once, one builds, and a kill leaves nothing
-behind; a failure says why in a few lines, at the line of the caller's file or notebook cell; and a
-source is compiled with no more of torch's headers than it needs (levels.py).
-
-A changed source is a new library at a new place, so it can be loaded under the same name beside the
-old one, whose module goes on working.
+A build comes from the store where it can, by a digest of all that goes in; of any number of
+processes that ask for it one builds, and a kill leaves nothing behind; a failure says why, at the
+line of the caller's file or cell; torch's headers are compiled only as needed (levels.py). A
+changed source is a new library at a new place, loaded under the same name beside the old one, whose
+module goes on working.
 """
 
 import importlib.util

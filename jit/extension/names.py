@@ -1,8 +1,7 @@
 """The names that torch's headers bring: whether a larger header could know a missing one.
 
 The preprocessed text of torch/extension.h is read once a toolchain and kept: its macros, and what
-is declared in namespaces. Members, parameters and local variables do not count, since no missing
-name is ever found among them.
+is declared in namespaces. No missing name is ever found among members, parameters and variables.
 """
 
 import re

@@ -1,13 +1,11 @@
 """An operator beside its reference: is each element within rounding of what it should be?
 
-What is compared: `X(*arguments)`, its gradients and their derivatives with those of
-`X_reference(*arguments)` in float64, for the arguments that `samples(device)` in `ops/X.py` yields,
-and for two that are made of these: one with other strides, one without elements. Beside each runs
-the fake kernel. By how much an element may differ, rounding.py finds out; torch.testing has one
-tolerance for all elements of a tensor, which hides what is wrong in the small ones.
-
-What reference and fake kernel say does not depend on the library: it is found out while the
-compiler runs.
+`X(*arguments)`, its gradients and their derivatives are compared with those of `X_reference` in
+float64, for what `samples(device)` in `ops/X.py` yields and for two samples made of it: one with
+other strides, one without elements. Beside each runs the fake kernel. By how much an element may
+differ, rounding.py finds out; torch.testing has one tolerance for all elements of a tensor, which
+hides what is wrong in the small ones. What reference and fake kernel say does not depend on the
+library: it is found out while the compiler runs.
 """
 
 import contextlib

@@ -1,11 +1,8 @@
-"""Edits of operators in a living process: found, built, tried, put in place; or refused.
+"""`loader.reload()`: edits in a living process, found, built, tried and put in place; or refused.
 
-    loader.reload()
-
-An edit goes through four steps, and whatever fails leaves the last good build at work: compile what
-changed (rebuild.py), try the library in another process against the reference (trial.py), put it in
-the place of the one in use (swap.py), and keep it in the store, where the next `import loader`
-finds it. `ops/X.py` is run again in its module, so that the functions that others hold change too.
+Whatever fails leaves the last good build at work: to compile what changed (rebuild.py), to try it
+in another process against the reference (trial.py), to put it in the place of what is in use
+(swap.py; python_side.py for `ops/X.py`), to keep it in the store for the next `import loader`.
 """
 
 from ..operators.session import SESSIONS

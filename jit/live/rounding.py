@@ -1,10 +1,9 @@
 """How far arithmetic in float32 may be from the exact result, element by element.
 
-The reference runs in float64, whatever dtype it asks for; then again with its arguments and each
+The reference runs in float64, whatever dtype it asks for; then with its arguments and each
 intermediate result off by several roundings of float32, at random or all in one direction (Monte
 Carlo arithmetic: Vignes 1993, Parker 1997). How far an element moves is what float32 does to it:
-little where terms agree, much where they cancel, a whole level where a number is next to a tie. No
-operator has to say how many operations it takes.
+little where terms agree, much where they cancel, a whole level where a number is next to a tie.
 """
 
 import contextlib

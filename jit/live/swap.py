@@ -1,9 +1,8 @@
 """Putting a new build of an operator in the place of the one that a process has loaded.
 
 The new library registers its kernels with torch's dispatcher ahead of the old ones (swap.cpp), so
-whoever holds the operator calls the new code from then on: functions, modules, compiled graphs. The
-old library stays mapped, since calls and GPU work may still be in it; withdrawn, it is what is
-called again.
+that functions, modules and compiled graphs call the new code from then on. The old one stays
+mapped, for calls and GPU work that are still in it, and is called again once that is withdrawn.
 """
 
 import ctypes

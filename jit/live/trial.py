@@ -1,9 +1,9 @@
 """Trying a library in a process of its own, against the operator's reference, before it is used.
 
-A process that has imported torch, which takes 2 s, stands by (standby.py). For each trial it forks
-a child that makes itself ready while the compiler still runs. Whatever the library does, crash,
-hang, write where it should not, happens in the child. On the CPU every tensor of the child lies
-between pages that may not be touched (guard.cpp). What is compared, and how closely: compare.py.
+A process that has imported torch stands by (standby.py) and forks a child for each trial, which
+makes itself ready while the compiler runs. Whatever the library does, crash, hang, write where it
+should not, happens there; on the CPU every tensor lies between pages that may not be touched
+(guard.cpp). What is compared, and how closely: compare.py.
 """
 
 import contextlib

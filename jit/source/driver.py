@@ -1,9 +1,8 @@
 """The few functions of CUDA's driver that load a kernel and launch it.
 
-Called through ctypes, whose call takes a microsecond; they have been the same since CUDA 4. torch
-has loaded the driver and owns the contexts: a device's primary one is current where torch works.
-cuda.bindings would do as well, but takes 30 ms to import, six times what a kernel takes that is in
-the store.
+Called through ctypes, in a microsecond; they have been the same since CUDA 4. torch has loaded the
+driver, and a device's primary context is current where torch works. cuda.bindings would do as well,
+but takes 30 ms to import, six times what a kernel takes that is in the store.
 """
 
 import ctypes
