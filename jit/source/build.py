@@ -67,7 +67,7 @@ class Build:
         return ask(f"source_module: {name}", "cuModuleGetFunction", module, name.encode())
 
 
-@dataclass(eq=False, repr=False)  # which would take a millisecond more to import
+@dataclass(eq=False, repr=False)
 class SourceRecipe:
     """One source for one architecture, or for the CPU; see engine.Recipe."""
 

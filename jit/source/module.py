@@ -5,9 +5,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import c_void_p
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -62,20 +63,15 @@ def source_module(
     Raises: BuildError with the compiler's errors, each at its line of the string; TypeError or
         ValueError for an argument; NotImplementedError for what the CPU cannot run.
     '''
-    place = functools.partial(locate_in, source, sys._getframe(1).f_code.co_filename)
-    return _module(source, constants, place, device, arch, options, include_dirs)
+    folders, caller = _checked(source, options, include_dirs), sys._getframe(1).f_code
+    is_cell = caller is magic.__code__
+    place = _cell_place if is_cell else functools.partial(locate_in, source, caller.co_filename)
+    macros, target = _constants.definitions(constants), _target(device, arch)
+    return SourceModule(SourceRecipe(source, macros, [*map(str, options)], folders, place, target))
 
 
-def _module(
-    source: str,
-    constants: dict[str, object],
-    place: Callable[[], tuple[str, int] | None],
-    device: torch.device | str | None = None,
-    arch: str | None = None,
-    options: Sequence[str] = (),
-    include_dirs: Sequence[str | os.PathLike[str]] = (),
-) -> "SourceModule":
-    """A module, its arguments checked."""
+def _checked(source: object, options: object, include_dirs: Any) -> list[str]:
+    """Return the folders, for sources and lists that can be used."""
     if not isinstance(source, str):
         cure = "; decode it" if isinstance(source, (bytes, bytearray)) else ""
         cure = "; pass its read_text()" if isinstance(source, os.PathLike) else cure
@@ -85,17 +81,15 @@ def _module(
     if "\0" in source:
         raise ValueError("source_module: source must be text, got a string with null characters")
     for name, words in (("options", options), ("include_dirs", include_dirs)):
-        if isinstance(words, (str, bytes)):
+        if isinstance(words, (str, bytes)) or not isinstance(words, Iterable):
             raise TypeError(
                 f"source_module: {name} must be a list, got {words!r}; pass [{words!r}]"
             )
-    macros = _constants.definitions(constants)
     folders = [os.path.abspath(os.fspath(folder)) for folder in include_dirs]
     for folder in folders:
         if not os.path.isdir(folder):
             raise ValueError(f"source_module: include_dirs: {folder} is no folder")
-    target, own = _target(device, arch), [*map(str, options)]
-    return SourceModule(SourceRecipe(source, macros, own, folders, place, target))
+    return folders
 
 
 def _target(device: torch.device | str | None, arch: str | None) -> str:
@@ -255,14 +249,13 @@ def magic(line: str, cell: str, namespace: dict) -> None:
         raise ValueError(
             f"%%cuda: a name must come first, as in `%%cuda mod IMAGE_W=512`, got {line!r}"
         )
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
             raise ValueError(f"%%cuda: constants are NAME=VALUE, got {word!r}")
         values[key] = text if key in ("device", "arch") else _value(key, text, namespace)
-    device, arch = (str(values.pop(key)) if key in values else None for key in ("device", "arch"))
-    namespace[name] = _module(cell, values, _cell_place, device, arch)
+    namespace[name] = source_module(cell, **values)
 
 
 def _value(name: str, text: str, namespace: dict) -> object:
