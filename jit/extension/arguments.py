@@ -37,6 +37,7 @@ class Extension:
     is_standalone: bool
     implicit_headers: bool = False
     error_handling: bool = True
+    gil_not_used: bool = False
     callers: tuple[str, ...] = field(default=(), compare=False)  # files to look for a string in
 
     @property
@@ -86,6 +87,7 @@ def of_strings(asked: dict) -> Extension:
         is_standalone=False,
         implicit_headers=not asked["no_implicit_headers"],
         error_handling=bool(asked["with_pytorch_error_handling"]),
+        gil_not_used=bool(asked["gil_not_used"]),
         callers=_callers(),
     )
 

@@ -104,7 +104,7 @@ class Sources:
         An include that a condition leaves out counts as reached, and one by a macro reaches every
         header there is: one miss too many is harmless.
         """
-        return self._reached(source)[0]
+        return {**self._reached(source)[0]}
 
     def foreign(self, source: str) -> set[str | None]:
         """The headers that `source` reaches of the toolchain's, torch's say; None: by a macro."""
