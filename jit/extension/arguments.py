@@ -39,6 +39,7 @@ class Extension:
     is_standalone: bool
     implicit_headers: bool = False
     error_handling: bool = True
+    gil_not_used: bool = False
     # What does not enter the key: the last are files to look for a string in.
     build_directory: str | os.PathLike[str] | None = field(default=None, compare=False)
     verbose: bool = field(default=False, compare=False)
@@ -92,6 +93,7 @@ def of_strings(asked: dict) -> Extension:
         is_standalone=False,
         implicit_headers=not asked["no_implicit_headers"],
         error_handling=bool(asked["with_pytorch_error_handling"]),
+        gil_not_used=bool(asked["gil_not_used"]),
         callers=_callers(),
     )
 

@@ -58,8 +58,7 @@ class Compilers:
         """Return the object, or None, and what the compiler said."""
         text = task.text
         if task.functions is not None:
-            handling = self._extension.error_handling
-            bound = binding(task.functions, self._extension.name, way, handling)
+            bound = binding(task.functions, self._extension, way)
             text += f'#line 1 "functions.cpp"\n{bound}'
         command = self._command(task, way)
         source = Path(task.source.name).stem

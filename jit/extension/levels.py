@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import cxx
+from .arguments import Extension
 
 # Headers of torch that are there for everything in them; what a source uses of it is worked out.
 _WHOLE = ("torch/extension.h", "torch/torch.h", "torch/all.h", "torch/python.h")
@@ -166,8 +167,8 @@ def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> li
     return [Level("tensor", prelude, hidden, own_binding=functions), *wide]
 
 
-def binding(functions: dict[str, str], name: str, level: Level, error_handling: bool) -> str:
-    """Return the text behind a source that binds functions as the module `name`.
+def binding(functions: dict[str, str], extension: Extension, level: Level) -> str:
+    """Return the text behind a source that binds functions as the extension's module.
 
     It declares nothing but the module's own entry, so that no function's name can clash with it.
     """
@@ -176,16 +177,19 @@ def binding(functions: dict[str, str], name: str, level: Level, error_handling: 
             f"octet_binding::entry<{i}, &{f}>({cxx.literal(f)}, {cxx.literal(doc)}),\n"
             for i, (f, doc) in enumerate(functions.items())
         )
+        name, free = extension.name, str(extension.gil_not_used).lower()
         return (
             f"PyMODINIT_FUNC PyInit_{name}() {{\n"
-            f"return octet_binding::module({cxx.literal(name)}, {{\n{entries}    {{}}}});\n}}\n"
+            f"return octet_binding::module<{free}>("
+            f"{cxx.literal(name)}, {{\n{entries}    {{}}}});\n}}\n"
         )
-    wrap = "torch::wrap_pybind_function({})" if error_handling else "{}"
+    wrap = "torch::wrap_pybind_function({})" if extension.error_handling else "{}"
     lines = [
         f"m.def({cxx.literal(f)}, {wrap.format(f)}, {cxx.literal(doc)});"
         for f, doc in functions.items()
     ]
-    return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}", ""])
+    free = ", pybind11::mod_gil_not_used()" if extension.gil_not_used else ""
+    return "\n".join([f"PYBIND11_MODULE(TORCH_EXTENSION_NAME, m{free}) {{", *lines, "}", ""])
 
 
 def _tensors(code: str, before: str) -> str:

@@ -100,6 +100,7 @@ def load_inline(
     keep_intermediates: bool = True,
     use_pch: bool = False,
     no_implicit_headers: bool = False,
+    gil_not_used: bool = False,
 ) -> Any:
     """Build a C++ or CUDA extension from strings, or take it from the cache, and load it.
 
@@ -111,6 +112,7 @@ def load_inline(
         with_pytorch_error_handling: turn torch's errors and warnings into Python's.
         use_pch: accepted; loader itself decides when to use a precompiled header.
         no_implicit_headers: the sources include whatever they need.
+        gil_not_used: the functions that are bound may run without Python's lock, side by side.
         name, verbose and the rest: see `load`. A build_directory gets the sources as well.
     Returns: the module, or the path of the library where `is_python_module=False`.
     Raises: BuildError with the compile errors, at the line of the string, or of the file or the
