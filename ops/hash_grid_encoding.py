@@ -59,7 +59,7 @@ def hash_grid_encoding(
     Source: Mueller, Evans, Schied, Keller: Instant Neural Graphics Primitives with a
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
-    return _operator(points, table, base_resolution, per_level_scale)
+    return _operator.call(points, table, base_resolution, per_level_scale)
 
 
 def hash_grid_encoding_bw(
