@@ -6,6 +6,7 @@ libraries instead, as a server without a compiler does.
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,9 @@ def archives(tmp_path_factory):
     module = Every().requires_grad_(False)
     torch.save((arguments, [x.detach() for x in module(*arguments)]), folder / "values.pt")
     torch.export.save(torch.export.export(module, arguments), folder / "exported.pt2")
-    torch.jit.trace(module, arguments).save(folder / "traced.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated, its archives are about
+        torch.jit.trace(module, arguments).save(folder / "traced.pt")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         torch._inductor.aoti_compile_and_package(
@@ -88,7 +91,6 @@ def archives(tmp_path_factory):
     return folder
 
 
-@pytest.mark.filterwarnings("ignore")  # what torch's own archives say
 @pytest.mark.parametrize("way", ["after import loader", "by its libraries alone"])
 def test_stored_programs_run_in_a_new_process(way, archives, monkeypatch):
     libraries = []
