@@ -67,7 +67,13 @@ class Squared(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("archives")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, its archives are about
+        yield stored(tmp_path_factory.mktemp("archives"))
+
+
+def stored(folder):
+    """A folder with arguments, results, and programs that give these."""
     torch.manual_seed(0)
     arguments = (
         torch.randn(5, 8, 4),
@@ -79,9 +85,7 @@ def archives(tmp_path_factory):
     module = Every().requires_grad_(False)
     torch.save((arguments, [x.detach() for x in module(*arguments)]), folder / "values.pt")
     torch.export.save(torch.export.export(module, arguments), folder / "exported.pt2")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated, its archives are about
-        torch.jit.trace(module, arguments).save(folder / "traced.pt")
+    torch.jit.trace(module, arguments).save(folder / "traced.pt")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         torch._inductor.aoti_compile_and_package(
