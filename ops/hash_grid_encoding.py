@@ -12,6 +12,7 @@ from .linear import Linear, batched
 
 _NAME = "hash_grid_encoding"
 _PRIMES = 1, 2654435761, 805459861
+_MOST_FEATURES = 1 << 20
 
 
 def hash_grid_encoding(
@@ -35,9 +36,9 @@ def hash_grid_encoding(
             Outside, grids go on: negative corners wrap around 2**32. A NaN or infinite coordinate
             gives NaN, and NaN in the gradient of the rows it has: of corner 0, or of the last
             corner of 31 bits.
-        table: (L, T, F) of any of these dtypes, on the same device, any strides; F = 1, 2, 4 or 8,
-            L up to 128, any T; quickest with F elements next to each other and aligned, and with T
-            a power of two.
+        table: (L, T, F) of any of these dtypes, on the same device, any strides; L up to 128, any T
+            and F; quickest with F = 1, 2, 4 or 8 elements next to each other and aligned, and with
+            T a power of two.
         base_resolution: corners along an axis of level 0.
         per_level_scale: growth from level to level, the paper's b. The defaults are tiny-cuda-nn's.
 
@@ -143,6 +144,7 @@ def samples(device):
     yield pair(129, 3, (3, 4096, 1), torch.float64, torch.float64)
     yield pair(65, 2, (9, 256, 2), torch.float16, torch.float16)
     yield pair(65, 3, (3, 512, 8), torch.bfloat16, torch.bfloat16)
+    yield pair(99, 3, (3, 500, 11))
 
 
 def benchmark(device):
@@ -180,9 +182,9 @@ def _fake(points, table, along, base_resolution, per_level_scale):
     sizes = Sizes(_NAME)
     sizes.match("table", table, "(L, T, F)")
     torch._check(
-        sizes["F"] in (1, 2, 4, 8),
+        1 <= sizes["F"] <= _MOST_FEATURES,
         lambda: (
-            f"{_NAME}: table (L, T, F) must have F = 1, 2, 4 or 8 features, "
+            f"{_NAME}: table (L, T, F) must have 1 to {_MOST_FEATURES} features, "
             f"got {tuple(table.shape)}"
         ),
     )
