@@ -43,7 +43,7 @@ def apply_lut3d(image: Tensor, lut: Tensor, interpolation: str = "trilinear") ->
     Source: `apply_lut3d_reference`; the tetrahedra are those of Kasson, Plouffe and Nin, A
     tetrahedral interpolation technique for color space conversion (1993).
     """
-    return _operator(image, lut, interpolation)
+    return _operator.call(image, lut, interpolation)
 
 
 def apply_lut3d_reference(image: Tensor, lut: Tensor, interpolation: str = "trilinear") -> Tensor:

@@ -59,7 +59,7 @@ def hash_grid_encoding(
     Source: Mueller, Evans, Schied, Keller: Instant Neural Graphics Primitives with a
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
-    return _run(_operator, points, table, base_resolution, per_level_scale)
+    return _run(_operator.call, points, table, base_resolution, per_level_scale)
 
 
 def hash_grid_encoding_bw(
@@ -193,8 +193,8 @@ class _Encoding(Linear):
     """With a third tensor, `along`: the derivative along it is linear in it too."""
 
     def _gradient(self, ctx, grad_out):
-        *both, _, base, scale = super()._gradient(ctx, grad_out)
-        points, table, _ = ctx.saved_tensors
+        points, table, _ = tensors = ctx.saved_tensors
+        *both, _, base, scale = super()._gradient(ctx, grad_out, tensors)
         for_along = None
         if ctx.needs_input_grad[2]:
             need = True, False
@@ -202,12 +202,13 @@ class _Encoding(Linear):
         return *both, for_along, base, scale
 
     def _second(self, ctx, *arriving):
-        if ctx.saved_tensors[3] is not None:
+        tensors = ctx.saved_tensors
+        if tensors[3] is not None:
             raise NotImplementedError(
                 f"{_NAME}: third derivatives are not computed; differentiate "
                 f"{_NAME}_reference, which is plain PyTorch"
             )
-        return super()._second(ctx, *arriving)
+        return super()._second(ctx, *arriving, saved=tensors)
 
 
 def _along(to, grad_out, points, table, along, *options_and_need):

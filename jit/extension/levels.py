@@ -1,8 +1,8 @@
-"""The needs of an extension's source, by its text: the narrowest headers that may serve.
+"""The narrowest headers that may serve an extension's source, by its text.
 
 torch/extension.h takes ten to twenty seconds to compile, and most extensions use a sliver of it. So
 each source is tried with little first, and with more where names are missing; at last it is
-compiled as torch.utils.cpp_extension compiles it. What it is tried with first is decided here.
+compiled as torch.utils.cpp_extension compiles it.
 """
 
 import os
@@ -16,12 +16,11 @@ from ..errors import cxx
 from .arguments import Extension
 
 # Headers of torch that are there for everything in them; what a source uses of it is worked out.
-UMBRELLAS = ("torch/extension.h", "torch/torch.h", "torch/all.h", "torch/python.h")
-UMBRELLAS += ("torch/types.h", "ATen/ATen.h")
+_WHOLE = ("torch/extension.h", "torch/torch.h", "torch/all.h", "torch/python.h")
+UMBRELLAS = (*_WHOLE, "torch/types.h", "ATen/ATen.h")
 CUDA_HEADERS = ("cuda.h", "cuda_runtime.h")
 # What the headers of single operators include, and a caller of operators does not need.
-_HEAVY = ("ATen/Context.h", "ATen/DeviceGuard.h", "ATen/TensorUtils.h", "ATen/TracerMode.h")
-_HEAVY += ("ATen/core/Reduction.h",)
+_HEAVY = ("Context.h", "DeviceGuard.h", "TensorUtils.h", "TracerMode.h", "core/Reduction.h")
 
 # math.h and stdlib.h decide which `abs` an unqualified one is.
 _C_HEADERS = ("math.h", "stdlib.h", "string.h")
@@ -103,21 +102,13 @@ def conditions(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Level:
-    """A way to compile a source.
+    """A way to compile a source."""
 
-    Attributes:
-        name: plain, tensor, torch or full; the last is torch.utils.cpp_extension's own way.
-        prelude: what stands before the source.
-        hidden: headers that are left out, since the prelude has what is needed of them.
-        own_binding: whether functions are bound by inline_binding.h, not by pybind11.
-        shared: whether the prelude is the same for all, so that it is worth precompiling.
-    """
-
-    name: str
-    prelude: str
-    hidden: tuple[str, ...] = ()
-    own_binding: bool = False
-    shared: bool = False
+    name: str  # plain, pybind, tensor, torch or full; the last is torch.utils.cpp_extension's own
+    prelude: str  # what stands before the source
+    hidden: tuple[str, ...] = ()  # headers left out, since the prelude has what is needed of them
+    own_binding: bool = False  # functions are bound by inline_binding.h, not by pybind11
+    shared: bool = False  # the prelude is the same for all, so that it is worth precompiling
 
     @property
     def is_torchs_own(self) -> bool:
@@ -129,7 +120,7 @@ TORCH = Level(
     "torch",
     "#include <torch/types.h>\n#include <torch/csrc/Exceptions.h>\n"
     "#include <torch/csrc/utils/pybind.h>\n",
-    UMBRELLAS[:4],
+    _WHOLE,
     shared=True,
 )
 
@@ -172,7 +163,7 @@ def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> li
     prelude = _tensors(code, standard + gpu)
     prelude += "" if cuda else f"#define OCTET_TENSORS\n{own}"
     slim = not any(name.startswith("ATen/") for name in of_torch)
-    hidden = (*UMBRELLAS, *_HEAVY) if slim else UMBRELLAS
+    hidden = (*UMBRELLAS, *(f"ATen/{name}" for name in _HEAVY)) if slim else UMBRELLAS
     return [Level("tensor", prelude, hidden, own_binding=functions), *wide]
 
 
