@@ -28,7 +28,7 @@ TESTED = ("loader.py", "jit", "ops", "kernels", "include", "tests", "examples", 
 _LONG = "2_31 or more_pixels or compiles and not (Square or Trilinear)"
 FAST = {f"test_{file.stem}.py": f"not ({_LONG})" for file in (ROOT / "ops").glob("*.cpp")} | {
     "test_accelerate_torch.py": "not compile",
-    "test_schemas.py": "",
+    "test_schemas.py": "archive",
     "test_nn.py": f"not ({_LONG})",
     "test_inline.py": "snippets or conversions or arguments or last_way or gil or module_works_on",
     "test_reload.py": "whoever_holds or wrong_results or python_side or other_arguments",
