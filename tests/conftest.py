@@ -55,18 +55,21 @@ def device(request):
     return request.param
 
 
-def start_python(code: str, cwd, env: dict, start_new_session=False, fresh=False) -> warm.Process:
+def start_python(
+    code: str, cwd, env: dict, start_new_session=False, fresh=False, stdin: int = 0
+) -> warm.Process:
     """A process that runs code as `python -c` does, not waited for.
 
     It is forked from a warm Python that has imported torch already, unless it is to be `fresh`, or
     `env` has what only a new process takes up, such as LD_PRELOAD.
     """
     if not fresh and ("torch" in code or "loader" in code) and warm.python.fits(env):
-        return warm.python.start(code, cwd, env, start_new_session)
+        return warm.python.start(code, cwd, env, start_new_session, stdin)
     return subprocess.Popen(
         [sys.executable, *warm.FLAGS, "-c", code],
         cwd=cwd,
         env=env,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
