@@ -40,7 +40,7 @@ def convolve2d(image: Tensor, kernel: Tensor, mode: str = "same", boundary: str 
 
     Source: `convolve2d_reference`.
     """
-    return _operator(image, kernel, mode, boundary)
+    return _operator.call(image, kernel, mode, boundary)
 
 
 def convolve2d_reference(

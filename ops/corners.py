@@ -38,7 +38,7 @@ def along(pace, grad, corners, low, high, slope, need):
     axes, to_place = range(low.shape[1]), None
     change = sum(pace[:, d] * shares(low, high, slope, {d}) for d in axes)
     if need[2]:
-        meets = torch.einsum("nkf,nf->kn", corners, grad)
+        meets = (corners @ grad[..., None])[..., 0].t()
         # A share is linear along each axis: twice by the same axis there is nothing.
         columns = [pace.new_zeros(()) for _ in axes]
         for d, e in combinations(axes, 2):
@@ -52,6 +52,6 @@ def along(pace, grad, corners, low, high, slope, need):
 def weighed(share, grad, corners, need):
     """Gradients of sum(grad * share * corners) to grad and corners; share is (2^D, N)."""
     return (
-        torch.einsum("kn,nkf->nf", share, corners) if need[0] else None,
-        torch.einsum("kn,nf->nkf", share, grad) if need[1] else None,
+        (share.t()[:, None] @ corners)[:, 0] if need[0] else None,
+        share.t()[..., None] * grad[:, None] if need[1] else None,
     )

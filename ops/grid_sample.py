@@ -50,11 +50,10 @@ def grid_sample(
 
     Source: `grid_sample_reference`; bicubic: Keys (1981), with a = -0.75.
     """
-    check_tensors("grid_sample", input=input, grid=grid)
     if torch._C._is_any_autocast_enabled():
         check_tensors("grid_sample", input=input, grid=grid)
         input, grid = _autocast(input, grid)
-    return _operator(input, grid, mode, padding_mode, align_corners)
+    return _operator.call(input, grid, mode, padding_mode, align_corners)
 
 
 def grid_sample_fw(
@@ -66,7 +65,7 @@ def grid_sample_fw(
 ) -> Tensor:
     """The forward kernels alone: as `grid_sample`, without gradients and autocast."""
     with torch.no_grad():
-        return _operator(input, grid, mode, padding_mode, align_corners)
+        return _operator.call(input, grid, mode, padding_mode, align_corners)
 
 
 def samples(device):

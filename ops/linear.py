@@ -16,7 +16,7 @@ from loader.jit.operators.frame import asked, check_fake, total
 
 
 class Linear:
-    """An operator X, to be called with its tensors and options; `fw`, `bw`: the public X_fw, X_bw.
+    """An operator X; `call` takes its tensors and options, `fw` and `bw` are the public X_fw, X_bw.
 
     Args:
         function: the public X.
@@ -40,7 +40,7 @@ class Linear:
         tensors: tuple[str, str],
         linear: Sequence[int],
         fake: Callable,
-        options: Callable = lambda first, second, *given: given,
+        options: Callable | None = None,
         along: Callable | None = None,
         spared: bool = False,
         fake_gradients: Callable | None = None,
@@ -59,30 +59,39 @@ class Linear:
         frame.fake(backward_op, self._fake_backward)
         self.forward = frame.differentiable(op, self._setup, self._gradient)
         self._backward = frame.differentiable(backward_op, self._setup_backward, self._second)
-        self.op, self.backward_op = op, backward_op
+        self.op, self.backward_op, self.call = op, backward_op, self._checked()
         self.fw = frame.forward_form(function)
         self.bw = frame.backward_form(function, tensors, self._given, default=(True, False))
 
-    def __call__(self, first: Tensor, second: Tensor, *options) -> Tensor:
-        """The differentiable operator."""
-        frame.check_all(self.name, self.tensors, (first, second))
-        return self.forward(first, second, *self.options(first, second, *options))
+    def _checked(self) -> Callable:
+        """The differentiable operator. Every call goes through it, so little is done in it."""
+        forward, options, check = self.forward, self.options, frame.check_all
+
+        def call(first, second, *given):
+            if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+                check(self.name, self.tensors, (first, second))
+            if given:
+                given = options(first, second, *given)
+            return forward(first, second, *given)
+
+        return call
 
     def gradients(self, grad_out, tensors, options, need, deterministic=None):
         """Of sum(grad_out * X(*tensors, *options)) to both tensors; empty ones where not needed.
 
         `deterministic`: None asks torch.are_deterministic_algorithms_enabled().
         """
+        if self.flag is None:
+            return self._backward(grad_out, *tensors, *options, *need)
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
         rest = [*options, *need]
-        if self.flag is not None:
-            if deterministic is None:
-                deterministic = torch.are_deterministic_algorithms_enabled()
-            rest.insert(self.flag, bool(deterministic))
+        rest.insert(self.flag, bool(deterministic))
         return self._backward(grad_out, *tensors, *rest)
 
     def _given(self, grad_out, first, second, *given, mask):
         """What the public X_bw computes: gradients with the options that X takes."""
-        options = self.options(first, second, *given)
+        options = given and self.options(first, second, *given)
         return self.gradients(grad_out, (first, second), options, mask)
 
     def _fake(self, *args):
@@ -104,13 +113,14 @@ class Linear:
         return args[: self.count], rest[:-2], rest[-2:]
 
     def _setup(self, ctx, inputs, output):
-        tensors, ctx.options = [*inputs[: self.count]], inputs[self.count :]
+        tensors, ctx.options = inputs[: self.count], inputs[self.count :]
         if self.spared and not ctx.needs_input_grad[1]:
-            tensors[0] = None
+            tensors = None, *tensors[1:]
         ctx.save_for_backward(*tensors)
 
-    def _gradient(self, ctx, grad_out):
-        need, tensors = ctx.needs_input_grad[:2], ctx.saved_tensors
+    def _gradient(self, ctx, grad_out, saved=None):
+        """`saved`: ctx.saved_tensors, where a form of this has them; hooks give them out once."""
+        need, tensors = ctx.needs_input_grad[:2], saved or ctx.saved_tensors
         both = (None, None)
         if any(need):
             both = asked(need, self.gradients(grad_out, tensors, ctx.options, need))
@@ -122,9 +132,9 @@ class Linear:
         ctx.save_for_backward(grad_out, *tensors)
         ctx.set_materialize_grads(False)
 
-    def _second(self, ctx, *arriving):
+    def _second(self, ctx, *arriving, saved=None):
         """Gradients of the backward, of what arrives for its two: the rule at this file's head."""
-        grad_out, *tensors = ctx.saved_tensors
+        grad_out, *tensors = saved or ctx.saved_tensors
         need, found = ctx.needs_input_grad[:3], [None, None, None]
         for i, to in enumerate(arriving):
             if to is None or not ctx.needed[i]:

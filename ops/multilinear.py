@@ -76,4 +76,4 @@ def multilinear(function: Callable, axes: tuple[int, ...]) -> tuple[Callable, ..
     )
     batched(operator.op, flatten=True)
     batched(operator.backward_op, flatten=True)
-    return operator, operator.fw, operator.bw, samples, benchmark
+    return operator.call, operator.fw, operator.bw, samples, benchmark

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from . import session
@@ -66,15 +65,17 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
     gradient = _later(op.name(), "backward", backward)
     if setup:
         torch.library.register_autograd(op, gradient, setup_context=setup)
-    below_autograd, any_requires_grad, transforming = (
+    below_autograd, any_requires_grad, transforming, unwrap_if_dead, direct = (
         torch._C._AutoDispatchBelowAutograd,
         torch._C._any_requires_grad,
         torch._C._are_functorch_transforms_active,
+        torch._C._functorch.unwrap_if_dead,
+        op._op,  # what op(...) calls
     )
 
     def forward(*args):
         with below_autograd():
-            return op(*args)
+            return direct(*args)
 
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
     formula = type(
@@ -91,9 +92,11 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
         # In a dual level only the formula notices a tangent, and says that it has no rule.
         wanted = torch.is_grad_enabled() and any_requires_grad(*args)
         if wanted or forward_ad._current_level >= 0:
-            return formula.apply(*args) if transforming() else apply(*unwrap_dead_wrappers(args))
+            if transforming():
+                return formula.apply(*args)
+            return apply(*[unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args])
         with below_autograd():
-            return op(*args)
+            return direct(*args)
 
     return call
 
@@ -154,9 +157,13 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def asked(mask, gradients) -> list[Tensor | None]:
+def asked(mask, gradients: Sequence) -> Sequence[Tensor | None]:
     """The gradients that a mask asks for; None in the place of the others."""
-    return [x if wanted else None for x, wanted in zip(gradients, mask, strict=True)]
+    return (
+        gradients
+        if all(mask)
+        else [x if wanted else None for x, wanted in zip(gradients, mask, strict=True)]
+    )
 
 
 def total(a: Tensor | None, b: Tensor) -> Tensor:
