@@ -58,7 +58,7 @@ def hash_grid_encoding(
     Source: Mueller, Evans, Schied, Keller: Instant Neural Graphics Primitives with a
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
-    return _operator.call(points, table, base_resolution, per_level_scale)
+    return _run(_operator.call, points, table, base_resolution, per_level_scale)
 
 
 def hash_grid_encoding_reference(
@@ -119,6 +119,16 @@ def benchmark(device):
     return torch.rand(N, 3, **make), torch.randn(16, T, 2, **make)
 
 
+def _run(function, *arguments):
+    """ValueError for an option out of its range, of which torch 2.15 makes a RuntimeError."""
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        if str(error).startswith((f"{_NAME}: base_resolution", f"{_NAME}: per_level_scale")):
+            raise ValueError(str(error)) from None
+        raise
+
+
 def _options(points, table, base_resolution, per_level_scale) -> tuple[None, int, float]:
     if isinstance(base_resolution, bool) or not isinstance(base_resolution, int):
         got = type(base_resolution).__name__
@@ -149,9 +159,12 @@ def _fake(points, table, along, base_resolution, per_level_scale):
 class _Encoding(Linear):
     """With a third tensor, `along`: the derivative along it is linear in it too."""
 
+    def gradients(self, *arguments):
+        return _run(super().gradients, *arguments)
+
     def _gradient(self, ctx, grad_out):
-        *both, _, base, scale = super()._gradient(ctx, grad_out)
-        points, table, _ = ctx.saved_tensors
+        points, table, _ = tensors = ctx.saved_tensors
+        *both, _, base, scale = super()._gradient(ctx, grad_out, tensors)
         for_along = None
         if ctx.needs_input_grad[2]:
             need = True, False
@@ -159,12 +172,13 @@ class _Encoding(Linear):
         return *both, for_along, base, scale
 
     def _second(self, ctx, *arriving):
-        if ctx.saved_tensors[3] is not None:
+        tensors = ctx.saved_tensors
+        if tensors[3] is not None:
             raise NotImplementedError(
                 f"{_NAME}: third derivatives are not computed; differentiate "
                 f"{_NAME}_reference, which is plain PyTorch"
             )
-        return super()._second(ctx, *arriving)
+        return super()._second(ctx, *arriving, saved=tensors)
 
 
 def _along(to, grad_out, points, table, along, *options_and_need):
