@@ -43,8 +43,8 @@ def hash_grid_encoding(
     Returns:
         (N, L * F), level by level, dtype and device of `table`; accumulated in float32 (float64 for
         float64). Differentiable in both arguments, and once more through the gradient to `points`
-        (as losses on normals and eikonal terms need) and to `table`; third derivatives raise, and so
-        does forward mode over forward mode.
+        (as losses on normals and eikonal terms need) and to `table`; third derivatives, and forward
+        mode over forward mode, raise.
 
         On CUDA devices the gradient to `table` adds up in no fixed order, unless
         `torch.use_deterministic_algorithms(True)`: then in fixed point, with the same bits in every
