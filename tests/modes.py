@@ -11,10 +11,15 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this m
 class ModeTests:
     """Tests of an operator whose `small`, `leaves`, `call`, `loss` are those of OperatorTests."""
 
+    def few(self, device="cpu"):
+        """As `small`, of so few elements that a derivative by each of them is quick."""
+        return self.small(device)
+
     def test_the_gradient_to_one_tensor_alone(self, variant):
         """The others are constants; batches of gradients are checked too."""
-        for i, leaf in enumerate(self.leaves()):
-            tensors = self.small()
+        for i, leaf in enumerate(self.few()):
+            tensors = self.few()
+            leaf.requires_grad_()
 
             def function(x, i=i, tensors=tensors):
                 return self.form()(*tensors[:i], x, *tensors[i + 1 :], **variant)
@@ -22,6 +27,56 @@ class ModeTests:
             how = {"check_batched_grad": True, **self.gradcheck}
             assert torch.autograd.gradcheck(function, leaf, **how)
             assert torch.autograd.gradgradcheck(function, leaf, **how)
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own
+    def test_forward_mode(self, variant, device):
+        """Tangents of all tensors and of one alone, over which reverse mode goes, and under it."""
+
+        def function(*tensors):
+            return self.form()(*tensors, **variant)
+
+        leaves = [x.requires_grad_() for x in self.few(device)]
+        how = {"nondet_tol": 0 if device == "cpu" else 1e-12, **self.gradcheck}
+        forward = {"check_forward_ad": True, "check_backward_ad": False}
+        forward |= {"check_undefined_grad": False, "check_batched_forward_grad": True}
+        assert torch.autograd.gradcheck(function, leaves, **how, **forward)
+        for i, leaf in enumerate(leaves):
+            tensors = self.few(device)
+
+            def alone(x, i=i, tensors=tensors):
+                return function(*tensors[:i], x, *tensors[i + 1 :])
+
+            assert torch.autograd.gradcheck(alone, leaf, **how, **forward)
+        over = {"check_fwd_over_rev": True, "check_rev_over_rev": False}
+        over["check_undefined_grad"] = False
+        assert torch.autograd.gradgradcheck(function, leaves, **how, **over)
+
+    @pytest.mark.filterwarnings("ignore")  # torch's own: what linearize makes is a graph
+    def test_hessians_in_every_order(self):
+        """Forward over reverse, reverse over forward, reverse over reverse."""
+        tensors, every = tuple(self.few()), tuple(range(len(self.names)))
+        f = torch.func
+        found = [
+            outer(inner(self.loss, every), every)(*tensors)
+            for outer, inner in ((f.jacrev, f.jacrev), (f.jacfwd, f.jacrev), (f.jacrev, f.jacfwd))
+        ]
+        assert_close(found[1], found[0])
+        assert_close(found[2], found[0])
+        value, run = f.linearize(self.call, *tensors)
+        expected = f.jvp(self.call, tensors, tensors)
+        assert_close((value, run(*tensors)), expected)
+
+    def test_shapes_alone(self):
+        """On the meta device: what results and gradients look like."""
+        for dtype in (torch.float32, torch.bfloat16):
+            found = []
+            for device in ("cpu", "meta"):
+                leaves = [x.to(device).requires_grad_() for x in self.small(dtype=dtype)]
+                out = self.call(*leaves)
+                found.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+            for ours, shape in zip(*found, strict=True):
+                assert shape.is_meta and shape.shape == ours.shape and shape.dtype == ours.dtype
+                assert shape.stride() == ours.stride()
 
     def test_what_arrives_for_some_gradients_alone(self):
         """The backward's own derivative, where nothing arrives for the other gradients."""

@@ -71,6 +71,11 @@ class TestHashGridEncoding(OperatorTests):
         points, table, _ = sample(5, 3, 3, 64, 2, dtype, dtype, device)
         return [points * 0.9 + 0.013 * (1 + seed), (1 - 0.2 * seed) * table]
 
+    def few(self, device="cpu"):
+        """A dense level and a hashed one."""
+        points, table, _ = sample(3, 2, 2, 12, 1, torch.float64, torch.float64, device)
+        return [points * 0.9 + 0.013, table]
+
     def large(self, device):
         return [[*sample(5000, 3, 4, 1 << 12, 2, device=device)[:2]]]
 
