@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -10,6 +11,8 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this m
 
 class ModeTests:
     """Tests of an operator whose `small`, `leaves`, `call`, `loss` are those of OperatorTests."""
+
+    grows: dict | None = None  # tensors, by number, and their dimension of any length; all and 0
 
     def few(self, device="cpu"):
         """As `small`, of so few elements that a derivative by each of them is quick."""
@@ -66,6 +69,19 @@ class ModeTests:
         expected = f.jvp(self.call, tensors, tensors)
         assert_close((value, run(*tensors)), expected)
 
+    def test_other_lengths_are_not_compiled_anew(self):
+        """Twice at most, for one length and for any."""
+        compiles = CompileCounter()
+        torch.compiler.reset()
+        run = torch.compile(self.call, backend=compiles, fullgraph=True)
+        for n in (2, 3, 5, 8, 13):
+            tensors = self.small(dtype=torch.float32)
+            grows = dict.fromkeys(range(len(tensors)), 0) if self.grows is None else self.grows
+            for i, dim in grows.items():
+                tensors[i] = torch.cat([tensors[i]] * n, dim)
+            assert_close(run(*tensors), self.call(*tensors))
+        assert compiles.frame_count <= 2
+
     def test_shapes_alone(self):
         """On the meta device: what results and gradients look like."""
         for dtype in (torch.float32, torch.bfloat16):
@@ -106,6 +122,10 @@ class ModeTests:
         expected = torch.autograd.grad(self.loss(*leaves), leaves)
         found = torch.autograd.grad(self.loss(*views), base)[0]
         assert torch.equal(found, torch.cat([x.flatten() for x in expected]))
+        if len({*sizes}) == 1:
+            whole = torch.autograd.grad(self.loss(*[leaves[0]] * len(sizes)), leaves[0])[0]
+            apart = [x.detach().clone().requires_grad_() for x in [leaves[0]] * len(sizes)]
+            assert_close(whole, sum(torch.autograd.grad(self.loss(*apart), apart)))
 
     def test_checkpoints_and_hooks(self):
         """What is kept for the backward passes through torch's hooks, or is computed again."""
@@ -145,6 +165,30 @@ class ModeTests:
         expected = self.call(*tensors)
         with torch.autocast(device, dtype=torch.bfloat16):
             assert torch.equal(self.call(*tensors), expected)
+
+    @GPU
+    def test_memory(self):
+        """Forward and backward take their results, and what is handed over between them."""
+        for tensors in self.large("cuda"):
+            leaves = [x.requires_grad_(x.is_floating_point()) for x in tensors]
+            out = self.call(*leaves)
+            if not out.is_floating_point():
+                continue
+            grad_out = torch.ones_like(out)
+            wanted = [x for x in leaves if x.requires_grad]
+            torch.autograd.grad(out, wanted, grad_out)
+            size = sum(x.numel() * x.element_size() for x in (out, *wanted))
+            del out
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            torch.autograd.grad(self.call(*leaves), wanted, grad_out)
+            peak = torch.cuda.max_memory_allocated() - before
+            assert peak <= 1.01 * size + self.more_memory(tensors) + (1 << 16), (peak, size)
+
+    def more_memory(self, tensors) -> int:
+        """Bytes beyond inputs, outputs and gradients, where an operator says that it takes some."""
+        return 0
 
     @GPU
     def test_a_training_step_in_a_cuda_graph(self):

@@ -66,6 +66,7 @@ def check_bytes(ours, image, lut, method):
 
 class TestApplyLut3d(OperatorTests):
     name = "apply_lut3d"
+    grows = {0: 0}
     options = {"interpolation": "tetrahedral"}
     variants = tuple({"interpolation": method} for method in METHODS)
     dtypes = f"uint8, {OperatorTests.dtypes}"

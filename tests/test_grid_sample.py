@@ -75,6 +75,7 @@ def check(input, grid, *options):
 
 class TestGridSample(OperatorTests):
     name = "grid_sample"
+    grows = {1: 1}
     options = {"mode": "bilinear", "padding_mode": "border"}
     variants = tuple(
         {"mode": mode, "padding_mode": padding, "align_corners": True}
