@@ -2,15 +2,16 @@
 
     python -m loader bench training_step [--repeats 50]
 
-A field of a hash grid and a network of two hidden layers, and a volume sampled at positions that are
-learnt too: forward, backward and Adam's step. Eager, replayed from a CUDA graph, and the sum of what
-its kernels take in a replay, as torch.profiler has them. Without flushing caches: one step follows
-the other.
+A field of a hash grid and a network of two hidden layers, and a volume sampled at positions that
+are learnt too: forward, backward and Adam's step. Eager, replayed from a CUDA graph, and the sum of
+what its kernels take in a replay, as torch.profiler has them. Without flushing caches: one step
+follows the other.
 """
 
 import argparse
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -100,7 +101,7 @@ def each(run, repeats: int) -> list[float]:
         run()
         mark.record()
     torch.cuda.synchronize()
-    return [1e3 * a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)]
+    return [1e3 * a.elapsed_time(b) for a, b in pairwise(marks)]
 
 
 def kernels(run, repeats: int) -> tuple[float, int]:
