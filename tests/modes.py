@@ -69,6 +69,7 @@ class ModeTests:
         expected = f.jvp(self.call, tensors, tensors)
         assert_close((value, run(*tensors)), expected)
 
+    @pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own
     def test_other_lengths_are_not_compiled_anew(self):
         """Twice at most, for one length and for any."""
         compiles = CompileCounter()

@@ -80,6 +80,10 @@ class TestApplyLut3d(OperatorTests):
         image, lut = sample((2, 5), 3, device, dtype, dtype)
         return [(1 - 0.1 * seed) * image, (1 - 0.2 * seed) * lut]
 
+    def more_memory(self, tensors):
+        """The table with four floats to an entry, and the sums of its gradient likewise."""
+        return 2 * 16 * len(tensors[1]) ** 3
+
     def large(self, device):
         real, lut = sample((300, 400), 33, device)
         return [[real, lut], [*sample((1500, 1400), 33, device, torch.uint8)]]
