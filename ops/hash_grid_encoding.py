@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import check_tensors, masked, vmap
+from loader.jit.operators.frame import vmap
 from loader.jit.operators.shapes import Sizes
 
 from .linear import Linear, in_turns
@@ -45,7 +45,8 @@ def hash_grid_encoding(
     Returns:
         (N, L * F), level by level, dtype and device of `table`; accumulated in float32 (float64 for
         float64). Differentiable in both arguments, and once more through the gradient to `points`
-        (as losses on normals and eikonal terms need) and to `table`; third derivatives raise.
+        (as losses on normals and eikonal terms need) and to `table`; third derivatives, and forward
+        mode over forward mode, raise.
 
         On CUDA devices the gradient to `table` adds up in no fixed order, unless
         `torch.use_deterministic_algorithms(True)`: then in fixed point, with the same bits in every
@@ -61,38 +62,6 @@ def hash_grid_encoding(
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
     return _run(_operator.call, points, table, base_resolution, per_level_scale)
-
-
-def hash_grid_encoding_bw(
-    grad_out: Tensor,
-    points: Tensor,
-    table: Tensor,
-    output_mask: tuple[bool, bool] = (False, True),
-    *,
-    base_resolution: int = 16,
-    per_level_scale: float = 2.0,
-    deterministic: bool | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernels alone: gradients of sum(grad_out * hash_grid_encoding(...)).
-
-    Args:
-        grad_out: (N, L * F), dtype and device of `table`, any strides.
-        points, table, base_resolution, per_level_scale: as in the forward.
-        output_mask: which gradients to compute, of points and of table.
-        deterministic: None asks `torch.are_deterministic_algorithms_enabled()`.
-
-    Returns:
-        grad_table, or grad_points in the dtype of `points`, or both, grad_points first, as
-        `output_mask` says.
-    """
-    check_tensors(_NAME, grad_out=grad_out, points=points, table=table)
-    _, *options = _options(points, table, base_resolution, per_level_scale)
-    tensors = points, table, None
-
-    def gradients(*need):
-        return _run(_operator.gradients, grad_out, tensors, options, need, deterministic)
-
-    return masked(_NAME, output_mask, ("points", "table"), gradients)
 
 
 def hash_grid_encoding_reference(
@@ -194,8 +163,11 @@ def _fake(points, table, along, base_resolution, per_level_scale):
 class _Encoding(Linear):
     """With a third tensor, `along`: the derivative along it is linear in it too."""
 
+    def gradients(self, *arguments):
+        return _run(super().gradients, *arguments)
+
     def _gradient(self, ctx, grad_out):
-        points, table, _ = tensors = ctx.saved_tensors
+        points, table, *_ = tensors = ctx.saved_tensors
         *both, _, base, scale = super()._gradient(ctx, grad_out, tensors)
         for_along = None
         if ctx.needs_input_grad[2]:
@@ -203,14 +175,14 @@ class _Encoding(Linear):
             for_along, _ = self.gradients(grad_out, (points, table, None), ctx.options, need)
         return *both, for_along, base, scale
 
-    def _second(self, ctx, *arriving):
-        tensors = ctx.saved_tensors
-        if tensors[3] is not None:
+    def second(self, arriving, grad_out, tensors, options, need):
+        """Raises where the operator has a derivative's kernel already."""
+        if tensors[2] is not None:
             raise NotImplementedError(
                 f"{_NAME}: third derivatives are not computed; differentiate "
                 f"{_NAME}_reference, which is plain PyTorch"
             )
-        return super()._second(ctx, *arriving, saved=tensors)
+        return super().second(arriving, grad_out, tensors, options, need)
 
 
 def _along(to, grad_out, points, table, along, *options_and_need):
@@ -300,7 +272,9 @@ _operator = _Encoding(
     options=_options,
     along=_along,
     extra=1,
+    mask=(False, True),
+    flag="deterministic",
 )
 _batched(_operator.op)
 _batched_backward(_operator.backward_op)
-hash_grid_encoding_fw = _operator.fw
+hash_grid_encoding_fw, hash_grid_encoding_bw = _operator.fw, _operator.bw
