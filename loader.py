@@ -56,11 +56,12 @@ _again = "_session" in globals()  # `%reload_ext loader` runs this file once mor
 if not _again:
     _session = _Session(_root, _settings.cache_dirs(_root))
 
-# Public names that few processes use, and the module below `loader` that has each.
+# Public names that few processes use, and the module below `loader` that has each, or is it.
 _ELSEWHERE = {
     "Library": "jit.operators.library",
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",
+    "nn": "nn",
     "reload": "jit.live.reload",
     "revert": "jit.live.reload",
     "source_module": "jit.source.module",
@@ -136,7 +137,7 @@ def __getattr__(name: str):
         import importlib
 
         module = importlib.import_module(f"loader.{_ELSEWHERE[name]}")
-        globals()[name] = getattr(module, name)
+        globals()[name] = module if _ELSEWHERE[name] == name else getattr(module, name)
         return globals()[name]
     found = _session.attribute(name)
     if found is None:

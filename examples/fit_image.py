@@ -24,8 +24,7 @@ try:
 except ImportError as missing:
     sys.exit(f"fit_image: {missing}; pip install scikit-image matplotlib")
 
-LEVELS, ROWS, FEATURES = 12, 1 << 14, 2
-GRIDS = {"base_resolution": 16, "per_level_scale": 1.35}  # from 16 to 435 corners along an axis
+GRIDS = {"levels": 12, "table_size": 1 << 14, "per_level_scale": 1.35}  # 16 to 435 corners an axis
 HIDDEN, BATCH, WANTED = 64, 8192, 30.0  # WANTED: least PSNR at the end, in dB
 
 
@@ -34,9 +33,9 @@ class Field(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table = nn.Parameter(torch.empty(LEVELS, ROWS, FEATURES).uniform_(-1e-4, 1e-4))
+        self.encoding = loader.nn.HashGridEncoding(2, **GRIDS)
         self.network = nn.Sequential(
-            nn.Linear(LEVELS * FEATURES, HIDDEN),
+            nn.Linear(self.encoding.out_features, HIDDEN),
             nn.ReLU(),
             nn.Linear(HIDDEN, HIDDEN),
             nn.ReLU(),
@@ -45,7 +44,7 @@ class Field(nn.Module):
 
     def forward(self, points):
         """(N, 3), red, green and blue."""
-        return self.network(loader.hash_grid_encoding(points, self.table, **GRIDS))
+        return self.network(self.encoding(points))
 
 
 def pixel_centres(H: int, W: int, device: str) -> torch.Tensor:
@@ -64,7 +63,8 @@ def fit(photo: torch.Tensor, steps: int, early: float):
     torch.manual_seed(0)
     field = Field().to(photo.device)
     groups = [
-        {"params": [field.table], "lr": 2e-2, "eps": 1e-15},  # rows are met rarely: no floor
+        # Rows of the table are met rarely: no floor.
+        {"params": field.encoding.parameters(), "lr": 2e-2, "eps": 1e-15},
         {"params": field.network.parameters(), "lr": 5e-3},
     ]
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))

@@ -362,8 +362,9 @@ PyMethodDef entry(const char* name, const char* doc) {
     return {name, (PyCFunction)(void (*)())call, METH_FASTCALL, text.c_str()};
 }
 
-/// Creates the module with these functions, the last of which is the empty one that ends them.
-template <std::size_t n>
+/// Creates the module with these functions, the last of which is the empty one that ends them;
+/// `free` where they may run without Python's lock.
+template <bool free, std::size_t n>
 PyObject* module(const char* name, const PyMethodDef (&entries)[n]) {
 #ifdef OCTET_TENSORS
     const Held torch(PyImport_ImportModule("torch"));
@@ -375,7 +376,11 @@ PyObject* module(const char* name, const PyMethodDef (&entries)[n]) {
     for (std::size_t i = 0; i < n; ++i) methods[i] = entries[i];
     static PyModuleDef definition = {
         PyModuleDef_HEAD_INIT, name, nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
-    return PyModule_Create(&definition);
+    PyObject* const made = PyModule_Create(&definition);
+#ifdef Py_GIL_DISABLED
+    if (free && made) PyUnstable_Module_SetGIL(made, Py_MOD_GIL_NOT_USED);
+#endif
+    return made;
 }
 
 }  // namespace

@@ -60,7 +60,8 @@ def apply_lut3d_reference(image: Tensor, lut: Tensor, interpolation: str = "tril
 
 def _cells(x, S, interpolation):
     """Numbers (K, ...) of the corners' entries, the place (..., 3) in the cell, the clamped x."""
-    held = torch.where(x.isnan(), 0, x).clamp(0, 1)
+    # Not clamp(0, 1): whose slope at 0 and 1 is 1 in some versions of torch, 0 in others.
+    held = torch.where((x >= 0) & (x <= 1), x, (x > 1).to(x.dtype))
     scaled = held * (S - 1)
     cell = scaled.detach().floor().clamp(max=S - 2)
     t = scaled - cell

@@ -59,7 +59,7 @@ def hash_grid_encoding(
     Source: Mueller, Evans, Schied, Keller: Instant Neural Graphics Primitives with a
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
-    return _operator.call(points, table, base_resolution, per_level_scale)
+    return _run(_operator.call, points, table, base_resolution, per_level_scale)
 
 
 def hash_grid_encoding_bw(
@@ -89,7 +89,7 @@ def hash_grid_encoding_bw(
     tensors = points, table, None
 
     def gradients(*need):
-        return _operator.gradients(grad_out, tensors, options, need, deterministic)
+        return _run(_operator.gradients, grad_out, tensors, options, need, deterministic)
 
     return masked(_NAME, output_mask, ("points", "table"), gradients)
 
@@ -150,6 +150,16 @@ def benchmark(device):
     N, T = (1 << 20, 1 << 19) if torch.device(device).type == "cuda" else (1 << 16, 1 << 16)
     make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
     return torch.rand(N, 3, **make), torch.randn(16, T, 2, **make)
+
+
+def _run(function, *arguments):
+    """ValueError for an option out of its range, of which torch 2.15 makes a RuntimeError."""
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        if str(error).startswith((f"{_NAME}: base_resolution", f"{_NAME}: per_level_scale")):
+            raise ValueError(str(error)) from None
+        raise
 
 
 def _options(points, table, base_resolution, per_level_scale) -> tuple[None, int, float]:

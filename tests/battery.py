@@ -157,6 +157,9 @@ class OperatorTests:
         finally:
             torch.use_deterministic_algorithms(False)
 
+    @pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not"
+    )  # opcheck's own
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_registered_operators_pass_opcheck(self, dtype, device):
         """In float32 all of it; schemas and dtypes in the others, whose graphs are the same."""

@@ -110,7 +110,8 @@ class Checkout:
     def __init__(self, folder: Path, only: str | tuple[str, ...] = ()):
         self.root, self.cache = folder / "checkout", folder / "cache"
         self.root.mkdir(parents=True)
-        shutil.copy(ROOT / "loader.py", self.root)
+        for file in ("loader.py", "nn.py"):
+            shutil.copy(ROOT / file, self.root)
         for room in ("jit", "ops", "kernels", "include"):
             shutil.copytree(
                 ROOT / room, self.root / room, ignore=shutil.ignore_patterns("__pycache__")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -70,6 +71,27 @@ def test_a_build_without_cuda_says_what_to_install(checkout):
     assert (
         f"install the CUDA toolkit {version} or pip install 'nvidia-cuda-nvcc=={version}.*'" in last
     )
+
+
+def test_only_what_keeps_to_the_stable_abi_is_compiled_for_it(checkout):
+    """A library then knows torch by its C interface alone; torch's other headers refuse that."""
+    source = checkout.root / "ops/square.cpp"
+    text = source.read_text()
+    source.write_text(text + "\n#ifndef TORCH_TARGET_VERSION\n#error any torch's\n#endif\n")
+    assert checkout.run(USE).stderr.startswith("loader: built 1 of 1")
+    (entry,) = checkout.entries()
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", checkout.cache / "store" / entry / "library.so"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    wanted = [line.split()[-1] for line in listed.splitlines()]
+    assert "torch_library_impl" in wanted
+    assert not [name for name in wanted if re.match(r"_ZNK?(2at|3c10|5torch)", name)]
+    source.write_text(
+        "#include <c10/macros/Macros.h>\n#ifdef TORCH_TARGET_VERSION\n#error this torch's\n#endif\n"
+        + text
+    )
+    assert checkout.run(USE).stderr.startswith("loader: built 1 of 1")
 
 
 def test_an_edit_rebuilds_and_its_undoing_hits(counted):

@@ -34,6 +34,8 @@ BEFORE = {
         ({"cpu": ""}, "CPU -> any"),
         ({"torch": "2.11.0 beef"}, "torch 2.10.0 -> 2.11.0"),
         ({"torch": "2.10.0 beef"}, "torch 2.10.0, another build of it"),
+        ({"torch": "stable-ABI-2.10"}, "torch 2.10.0 -> stable-ABI-2.10"),
+        ({"cuda_runtime": "13"}, "torch's CUDA none -> 13"),
         ({"cflags": ["-O3", "-g"]}, "C++ flags without -O2, with -O3"),
         ({"cflags": ["-g", "-O2"]}, "C++ flags in another order"),
         ({"environment": ["CPATH=/x"]}, "environment with CPATH=/x"),

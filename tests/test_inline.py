@@ -1,5 +1,6 @@
 """`loader.load` and `loader.load_inline`, for real: compilers run, modules are imported."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -115,6 +116,24 @@ except RuntimeError as error:
     assert levels_of(shared, "inline_extension") == ["tensor"]
 
 
+def test_functions_may_be_said_to_need_no_gil(shared):
+    """Which a Python without one believes of a module; torch has the argument from 2.15 on."""
+    code = """
+m = loader.load_inline("free", HELLO, functions=["hello"], gil_not_used=True)
+assert m.hello() == "Hello World!"
+"""
+    passes(shared, IMPORT + code)
+    extension = Extension(
+        "free", (), {}, (), (), (), (), with_cuda=False, is_python_module=True,
+        is_standalone=False, gil_not_used=True,
+    )  # fmt: skip
+    own = levels.Level("plain", "", own_binding=True)
+    for way, said in ((levels.TORCH, ", pybind11::mod_gil_not_used()"), (own, "<true>")):
+        assert said in levels.binding({"f": "f"}, extension, way)
+        kept = dataclasses.replace(extension, gil_not_used=False)
+        assert said not in levels.binding({"f": "f"}, kept, way)
+
+
 def test_conversions_are_those_of_pybind11(shared):
     code = (
         IMPORT
@@ -139,7 +158,7 @@ assert len(seen) == 1 and str(seen[0].message).startswith("careful me")
 ones, n = m.pair(torch.ones(1), (2, 3))
 assert ones.shape == (2, 3) and ones.requires_grad and n == 2
 for arguments, expected in [
-    ((torch.ones(2), None, 2, "me", 1), RuntimeError), ((torch.ones(2), None, "2", "me", False), TypeError),
+    ((torch.ones(2), None, 2, "me", 1), (RuntimeError, IndexError)), ((torch.ones(2), None, "2", "me", False), TypeError),
     ((None, None, 2, "me", False), TypeError), ((torch.ones(2), 1, 2, "me", False), TypeError)]:
     try:
         with warnings.catch_warnings():

@@ -103,7 +103,7 @@ def installed(tmp_path_factory):
     source.mkdir()
     for name in ("jit", "ops", "kernels", "include", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("loader.py", "pyproject.toml", "README.md"):
+    for name in ("loader.py", "nn.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
     offline = ["--no-deps", "--no-index"]
     made = [*pip, "wheel", *offline, "--no-build-isolation", "-w", folder, source]

@@ -143,6 +143,18 @@ def test_a_file_that_is_gone_is_named(living, path, says):
     assert living("print(loader.reload())") == "nothing changed"
 
 
+def test_a_header_that_is_gone_and_included_no_more_is_told_of_once(living):
+    header = living.checkout.root / "include" / "extra.h"
+    header.write_text("// more\n")
+    living.edit(KERNEL, '#include "square.h"', '#include "extra.h"\n#include "square.h"')
+    assert living("print(loader.reload().ok)") == "True"
+    header.unlink()
+    living.edit(KERNEL, '#include "extra.h"\n', "// without it\n")
+    shown = living("print(loader.reload())")
+    assert f"square: {KERNEL}, include/extra.h (gone): in use" in shown
+    assert living("print(loader.reload())") == "nothing changed"
+
+
 def test_sources_put_back_are_said_to_be_those_in_use(living):
     living.edit(KERNEL, FORWARD, "oops;")
     living("loader.reload()")

@@ -25,6 +25,7 @@ TOOLCHAIN = toolchain.Toolchain(
     cuda_flags=("-O1",),
     ldflags=(),
     environment=(),
+    cuda="13.0",
 )
 
 
@@ -33,7 +34,7 @@ def keys(tmp_path):
     """A function that works out the key of a small unit, whose sources lie in `tmp_path`."""
     for folder in ("ops", "kernels", "include/deep"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "ops/thing.cpp").write_text('#include "thing.h"\n#include <vector>\n')
+    (tmp_path / "ops/thing.cpp").write_text('#include "thing.h"\n#include <ATen/ATen.h>\n')
     (tmp_path / "kernels/thing_cpu.cpp").write_text('  #  include "deep/below.h"\n')
     (tmp_path / "kernels/thing.cu").write_text('#include "only_cuda.cuh"\n')
     (tmp_path / "include/thing.h").write_text("// thing\n")
@@ -107,6 +108,47 @@ def test_every_fact_of_the_toolchain_counts(keys, change):
     before = keys()
     assert keys(TOOLCHAIN._replace(**change)) != before
     assert keys() == before
+
+
+@pytest.mark.parametrize(
+    ("header", "counts"),
+    [
+        ("<torch/csrc/stable/library.h>", False),
+        ("<torch/headeronly/core/ScalarType.h>", False),
+        ("<torch/csrc/inductor/aoti_torch/c/shim.h>", False),
+        ('"deep/below.h"', False),
+        ("<vector>", False),
+        ("<torch/library.h>", True),
+        ("<torch/csrc/inductor/aoti_torch/utils.h>", True),
+        ("<c10/util/Half.h>", True),
+        ("<Python.h>", True),
+        ("WHICH", True),
+    ],
+)
+def test_torch_counts_where_a_source_sees_more_than_its_stable_abi(keys, tmp_path, header, counts):
+    """One build serves every torch where not; a header of ours may be what brings more in."""
+    (tmp_path / "ops/thing.cpp").write_text('#include "thing.h"\n')
+    (tmp_path / "include/thing.h").write_text(f"#include {header}\n")
+    other = TOOLCHAIN._replace(torch="2.15.0 beef", cuda="13.2")
+    assert (keys() != keys(other)) == counts
+    (unit,) = units.discover(tmp_path).values()
+    stable = key.keeps_to_stable_abi(unit, TOOLCHAIN, units.Sources(tmp_path))
+    assert stable != counts
+
+
+def test_of_cuda_the_runtime_counts_that_the_library_loads(keys, tmp_path):
+    """libcudart.so.13 is that of 13.0 and 13.2; in a build for the CPU there is none."""
+    (tmp_path / "ops/thing.cpp").write_text("")
+    other = TOOLCHAIN._replace(torch="2.10.0 dead", cuda="12.8")
+    assert keys() != keys(other)
+    assert keys() == keys(other._replace(cuda="13.2"))
+    assert keys(TOOLCHAIN._replace(architectures="")) == keys(other._replace(architectures=""))
+
+
+def test_our_operators_keep_to_the_stable_abi():
+    sources = units.Sources(units.HOME)
+    for unit in units.discover(units.HOME).values():
+        assert key.keeps_to_stable_abi(unit, TOOLCHAIN, sources), unit.name
 
 
 def test_cuda_does_not_count_in_a_build_for_the_cpu(keys, tmp_path):
@@ -288,6 +330,8 @@ inputs = st.fixed_dictionaries(
         "machine": text,
         "cpu": text,
         "torch": text,
+        "cuda": st.sampled_from(["", "12.8", "13.0", "13.2"]),
+        "stable": st.booleans(),
         "cflags": st.lists(text, max_size=3).map(tuple),
         "cuda_flags": st.lists(text, max_size=3).map(tuple),
         "ldflags": st.lists(text, max_size=3).map(tuple),
@@ -299,8 +343,12 @@ inputs = st.fixed_dictionaries(
 class Files:
     """Sources that exist only here."""
 
-    def __init__(self, files):
+    def __init__(self, files, stable):
         self._files = files
+        self._header = f"torch/csrc/{'stable/' * stable}library.h"
+
+    def foreign(self, source):
+        return {self._header, "vector"}
 
     def closure(self, source):
         return {
@@ -313,13 +361,17 @@ class Files:
 def key_and_facts(chosen):
     """The key, and by hand all that the library depends on."""
     facts = dict(chosen)
-    tools = toolchain.Toolchain(cuda_home=None, **{k: v for k, v in facts.items() if k != "files"})
+    files, stable = facts.pop("files"), facts.pop("stable")
+    tools = toolchain.Toolchain(cuda_home=None, **facts)
     unit = units.Unit("x", Path("/"), ("ops/x.cpp", "kernels/x_cpu.cpp", "kernels/x.cu"))
     with_cuda = bool(facts["architectures"] and facts["nvcc"])
     if not facts["architectures"]:
         del facts["nvcc"], facts["cuda_flags"]
-    facts["files"] = {p: d for p, d in facts["files"].items() if with_cuda or p != "kernels/x.cu"}
-    return key.key(key.manifest(unit, tools, Files(chosen["files"]))), repr(sorted(facts.items()))
+    facts["files"] = {p: d for p, d in files.items() if with_cuda or p != "kernels/x.cu"}
+    cuda = facts.pop("cuda")  # which torch's version implies
+    if stable:
+        facts["torch"] = "stable", cuda.split(".")[0] * with_cuda
+    return key.key(key.manifest(unit, tools, Files(files, stable))), repr(sorted(facts.items()))
 
 
 SEEN = {}

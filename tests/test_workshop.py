@@ -3,12 +3,15 @@
 import errno
 import os
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from loader.jit.build.slots import Slots
+from loader.jit.build import slots as places
+from loader.jit.build.slots import SLOTS, Slots
 from loader.jit.build.workshop import Compile, CompileError, Workshop, behind
 
 SCRIPT = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n'
@@ -122,3 +125,49 @@ def test_only_what_nobody_waits_for_gives_way_to_others(tmp_path, rank, niceness
     with Workshop(tmp_path / "work", lambda: rank) as shop:
         (made,) = shop.compile([job(program, source)])
     assert int(made.path.read_text()) == niceness + os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen has no process_group")
+def test_a_compiler_is_out_of_reach_of_ctrl_c_but_in_this_session(tmp_path):
+    """Where Linux shares cores out by sessions, niceness counts within each alone."""
+    source = tmp_path / "a.cpp"
+    source.write_text("")
+    program = compiler(tmp_path, 'cut -d " " -f 5,6 /proc/$$/stat > "$2"')
+    with Workshop(tmp_path / "work", lambda: (1,)) as shop:
+        (made,) = shop.compile([job(program, source)])
+    group, session = map(int, made.path.read_text().split())
+    assert session == os.getsid(0) and group != os.getpgid(0)
+
+
+def test_compilers_begin_in_the_order_that_is_asked_for(tmp_path, monkeypatch):
+    """Whichever is ready first: the others here wait for the last to be."""
+    monkeypatch.setenv("MAX_JOBS", "1")
+    names, begun, last = ["a.cpp", "b.cpp", "c.cpp"], tmp_path / "begun", threading.Event()
+    program = compiler(tmp_path, f'echo "$2" >> "{begun}"; touch "$2"')
+
+    def digests(name: str) -> dict[str, str]:
+        last.set() if name == names[-1] else last.wait(60)
+        return {name: ""}
+
+    jobs = [Compile(n, (program,), n, lambda n=n: digests(n)) for n in names]
+    with Workshop(tmp_path / "work") as shop:
+        with SLOTS.take(tuple):
+            made = behind(shop.compile, jobs)
+            time.sleep(0.5)  # all of them wait
+            assert not begun.exists()
+        assert [each.source for each in made.result()] == names
+    assert [line.split("-")[2][:5] for line in begun.read_text().split()] == names
+
+
+def test_nothing_is_begun_for_nobody_as_somebody_comes_to_wait(monkeypatch):
+    monkeypatch.setenv("MAX_JOBS", "1")
+    monkeypatch.setattr(places, "SETTLE", 60)
+    slots, rank = Slots(), [1]
+    first = behind(_take, slots, lambda: (1, 0))
+    waits = behind(_take, slots, lambda: (rank[0], 1))
+    with slots.take(lambda: (0, 0)):
+        rank[0] = 0  # somebody waits for the second, too
+        slots.again()
+        time.sleep(0.1)
+        assert not waits.done()
+    assert waits.result() and not first.done()

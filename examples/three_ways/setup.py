@@ -49,7 +49,8 @@ if cuda:
     check_host_compiler(os.path.join(tools.cuda_home, "bin", "nvcc"), os.environ.get("CC"), folder)
     os.environ["TORCH_CUDA_ARCH_LIST"] = tools.architectures
 
-define = ["-DOCTET_CUDA"] if cuda else []
+# No more of torch's headers than 2.10 knows, which the wheel then serves as well.
+define = ["-DTORCH_TARGET_VERSION=0x020a000000000000", *(["-DOCTET_CUDA"] if cuda else [])]
 extension = (CUDAExtension if cuda else CppExtension)(
     # No Python module but a plain library, which registers the operators when it is loaded: it
     # needs neither Python's headers nor libtorch_python, which py_limited_api leaves out.

@@ -1,6 +1,7 @@
 // The torch side that every operator's `ops/X.cpp` shares, on torch's stable ABI: checks with their
 // messages, dtypes, and the launch on the caller's device, stream and threads.
 #pragma once
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -26,13 +27,6 @@ extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, voi
 #else
 #define OCTET_CUDA_LAUNCHER(function) static_cast<decltype(&(function))>(nullptr)
 #endif
-
-#define OCTET_TEXT(x) OCTET_TEXT_OF(x)
-#define OCTET_TEXT_OF(x) #x
-#define OCTET_TORCH_CUDA OCTET_TEXT(OCTET_CUDA_VERSION)  // of the torch that this is built for
-#define OCTET_NVCC_WHEELS                                                        \
-    "'nvidia-cuda-nvcc==" OCTET_TORCH_CUDA ".*' 'nvidia-nvvm==" OCTET_TORCH_CUDA \
-    ".*' 'nvidia-cuda-crt==" OCTET_TORCH_CUDA ".*'"
 
 using torch::stable::Tensor;
 
@@ -97,6 +91,19 @@ inline DType dtype_of(const char* op, const char* argument, const Tensor& x) {
     }
 }
 
+/// Which toolkit fits this torch's CUDA, and by which wheels it comes.
+[[gnu::cold]] inline std::string nvcc_of_torch() {
+    int version = 0;  // 13020 is 13.2
+    void* const ask = dlsym(RTLD_DEFAULT, "cudaRuntimeGetVersion");
+    if (!ask || reinterpret_cast<int (*)(int*)>(ask)(&version)) return "of torch";
+    const std::string cuda =
+        std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+    std::string wheels;
+    for (const char* name : {"nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt"})
+        wheels += std::string(" '") + name + "==" + cuda + ".*'";
+    return cuda + " or pip install" + wheels;
+}
+
 /// A dense tensor on a device that this build has kernels for.
 inline void check_tensor(const char* op, const char* argument, const Tensor& x) {
     if (!x.defined()) raise(op, std::string(argument) + " must be a tensor, got None");
@@ -111,11 +118,11 @@ inline void check_tensor(const char* op, const char* argument, const Tensor& x) 
                       device_text(x) + "; move it, e.g. " + argument + ".cpu()");
 #ifndef OCTET_CUDA
     if (x.is_cuda())
-        raise(op,
-              std::string(argument) + " is on " + device_text(x) +
-                  ", but this build is for the CPU only: nvcc was not found, or no GPU; install "
-                  "the CUDA toolkit " OCTET_TORCH_CUDA " or pip install " OCTET_NVCC_WHEELS
-                  ", or name the GPU in TORCH_CUDA_ARCH_LIST, and import loader again");
+        raise(op, std::string(argument) + " is on " + device_text(x) +
+                      ", but this build is for the CPU only: nvcc was not found, or no GPU; "
+                      "install the CUDA toolkit " +
+                      nvcc_of_torch() +
+                      ", or name the GPU in TORCH_CUDA_ARCH_LIST, and import loader again");
 #endif
 }
 

@@ -8,6 +8,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
+SETTLE = 0.1  # seconds in which somebody may come to wait, before anything is begun for nobody
+
 
 def cores() -> int:
     """Return how many cores this process may use; MAX_JOBS bounds them."""
@@ -40,6 +42,7 @@ class Slots:
     def take(self, rank: Callable[[], tuple]) -> Iterator[bool]:
         """Hold a place inside, True if an urgent one; waits for it. `rank` is this call's own."""
         with self._change:
+            self._change.wait_for(lambda: is_urgent(rank()), SETTLE)
             self._waiting.append(rank)
             try:
                 self._change.wait_for(lambda: self._is_room(rank) and self._next() is rank)

@@ -15,12 +15,14 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..cache.lock import lock_of
 from ..cache.store import file_digest, remove
@@ -30,6 +32,11 @@ from .slots import SLOTS
 
 _KEPT = 3  # objects of each source that stay for edits to come back to
 _NICE = 10  # of compilers that nobody waits for
+# What Ctrl-C in a terminal does not reach. In this process's session, where Python can: Linux may
+# share cores out by sessions first, and niceness would count within each alone.
+_APART: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+)
 _OLD = 3600  # seconds after which a draft is certainly nobody's
 _KILLED = re.compile(r"\bKilled\b.*\bprogram\b|died due to signal 9\b|was ended by signal 9\b")
 _MEMORY = "it was killed twice; where memory is short, set MAX_JOBS=1"
@@ -83,11 +90,11 @@ class Workshop:
         _open.discard(self)
 
     def compile(self, jobs: Iterable[Compile]) -> list[Object]:
-        """Make the objects of these sources side by side, or find them here; in their order.
+        """Make the objects of these sources side by side, or find them here; begun in their order.
 
         Raises: CompileError with the output of all that failed. A crash leaves objects and drafts.
         """
-        results = in_threads(self._compile, [*jobs])
+        results = in_threads(lambda job: self._compile(*job), enumerate(jobs))
         made = [result for result in results if isinstance(result, Object)]
         if len(made) < len(results):
             raise CompileError("\n".join(str(r) for r in results if isinstance(r, CompileError)))
@@ -103,14 +110,22 @@ class Workshop:
             raise CompileError(said or f"the linker ended with status {status}")
         return draft
 
-    def run(self, command: list[str], stage: str = "compile", note: bool = True) -> tuple[int, str]:
+    def run(
+        self, command: list[str], stage: str = "compile", note: bool = True, turn: int = 0
+    ) -> tuple[int, str]:
         """Run a tool here when a core is free for it; its exit status and all that it printed.
 
         That is not kept in `said` without `note`. Links go before compilers of the same urgency:
-        each ends somebody's wait. Raises: CompileError once this workshop has been ended.
+        each ends somebody's wait; the compilers of a workshop go in their `turn`.
+        Raises: CompileError once this workshop has been ended.
         """
         first = (float("-inf"),) if stage == "link" else ()
-        slot = SLOTS.take(lambda: (*self._rank()[:1], *first, *self._rank()[1:]))
+
+        def rank() -> tuple:
+            urgency, *rest = self._rank() or (-1,)  # without a rank: before all
+            return (urgency, *first, *rest, turn)
+
+        slot = SLOTS.take(rank)
         with contextlib.nullcontext(True) if self.at_once else slot as urgent:
             begun = time.perf_counter()
             with self._guard:
@@ -122,7 +137,7 @@ class Workshop:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    **_APART,
                     env={**os.environ, "LC_ALL": "C.UTF-8"},
                 )
                 self._running.add(process)
@@ -163,8 +178,8 @@ class Workshop:
         where = f"The whole output is in {file}"
         return BuildError(f"{name} could not be built:\n{causes}\n{where}", name, str(file))
 
-    def _compile(self, job: Compile) -> Object | CompileError:
-        """Make or find one object.
+    def _compile(self, turn: int, job: Compile) -> Object | CompileError:
+        """Make or find one object, the `turn`th that is asked for.
 
         Its sources are digested before and after: one that was edited under the compiler's hands
         must not get the name of what was there before.
@@ -180,7 +195,7 @@ class Workshop:
             draft = self._draft(f"{name}.o")
             try:
                 begun = time.perf_counter()
-                said, error = self._run_compiler(job, draft)
+                said, error = self._run_compiler(job, draft, turn)
                 if not self.ended and job.made_of() != made_of:
                     continue
                 if error:
@@ -192,12 +207,15 @@ class Workshop:
                 draft.unlink(missing_ok=True)
         return CompileError(f"{job.source} kept changing while it was compiled")
 
-    def _run_compiler(self, job: Compile, draft: Path) -> tuple[str, CompileError | None]:
+    def _run_compiler(
+        self, job: Compile, draft: Path, turn: int
+    ) -> tuple[str, CompileError | None]:
         """Compile to `draft`; what the compiler said, and the error where it failed."""
         status, said = 0, ""
         try:
             for _ in range(2):  # once more, as when memory was short for a moment
-                status, said = self.run([*job.command, "-c", job.file, "-o", draft.name])
+                command = [*job.command, "-c", job.file, "-o", draft.name]
+                status, said = self.run(command, turn=turn)
                 if status == 0:
                     return said, None
                 if self.ended or not _KILLED.search(said):

@@ -14,6 +14,7 @@ _TOLD = {
     "cflags": "C++ flags",
     "cuda_flags": "CUDA flags",
     "ldflags": "linker flags",
+    "cuda_runtime": "torch's CUDA",
 }
 
 

@@ -5,23 +5,43 @@ import json
 import re
 
 from ..machine.sources import Sources, Unit
-from ..machine.toolchain import NATIVE, Toolchain
+from ..machine.toolchain import NATIVE, STABLE_ABI, Toolchain
 
 # Raise when the layout of a store entry, or the way a library is made, changes.
 FORMAT = 4
+# Headers of torch, and those that are the same from STABLE_ABI on.
+_TORCHS = ("torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "Python.h")
+_STABLE = ("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")
 
 
 def manifest(unit: Unit, toolchain: Toolchain, sources: Sources) -> dict:
-    """All that enters the key, as plain data: the sources' digests and the toolchain's identity."""
+    """All that enters the key, as plain data: the sources' digests and the toolchain's identity.
+
+    What keeps to torch's stable ABI is made for that, and for the CUDA whose runtime it loads.
+    """
     files: dict[str, str] = {}
     for source in built_sources(unit, toolchain):
         files.update(sources.closure(source))
+    made_by = toolchain.identity
+    if keeps_to_stable_abi(unit, toolchain, sources):
+        made_by = made_by | {"torch": f"stable-ABI-{STABLE_ABI}"}
+        if any(source.endswith(".cu") for source in built_sources(unit, toolchain)):
+            made_by["cuda_runtime"] = toolchain.cuda.partition(".")[0]
     return {
         "format": FORMAT,
         "unit": unit.name,
         "files": dict(sorted(files.items())),
-        "toolchain": toolchain.identity,
+        "toolchain": made_by,
     }
+
+
+def keeps_to_stable_abi(unit: Unit, toolchain: Toolchain, sources: Sources) -> bool:
+    """True if its sources see no more of torch than the headers of its stable ABI."""
+    for source in built_sources(unit, toolchain):
+        for header in sources.foreign(source):
+            if header is None or (header.startswith(_TORCHS) and not header.startswith(_STABLE)):
+                return False
+    return True
 
 
 def built_sources(unit: Unit, toolchain: Toolchain) -> tuple[str, ...]:

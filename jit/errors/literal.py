@@ -2,8 +2,32 @@
 
 import ast
 import linecache
+import re
 import sys
 import textwrap
+from collections.abc import Callable
+
+_PLACE = re.compile(r"(?P<file>[\w.]+):(?P<line>\d+)")
+_GUTTER = re.compile(r" *(?P<line>\d+) \|")
+
+
+def with_places(text: str, place: Callable[[str, int], tuple[str, int] | None]) -> str:
+    """Return a message in which `place` tells of a file's line which it is; None if it is that.
+
+    The lines that are quoted below are numbered likewise.
+    """
+    shown, shift = [], 0
+    for printed in text.split("\n"):
+        line, head, quoted = printed, _PLACE.match(printed), _GUTTER.match(printed)
+        if head and (found := place(head["file"], int(head["line"]))):
+            shift = found[1] - int(head["line"])
+            line = f"{found[0]}:{found[1]}{line[head.end() :]}"
+        elif shift and quoted:
+            line = f"{int(quoted['line']) + shift:>5}{line[quoted.end('line') :]}"
+        elif not line.startswith(" "):
+            shift = 0
+        shown.append(line)
+    return "\n".join(shown)
 
 
 def locate_in(source: str, file: str) -> tuple[str, int] | None:

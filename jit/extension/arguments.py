@@ -3,7 +3,9 @@
 import os
 import re
 import sys
+import traceback
 from dataclasses import dataclass, field
+from itertools import islice
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,12 @@ class Extension:
     is_standalone: bool
     implicit_headers: bool = False
     error_handling: bool = True
-    callers: tuple[str, ...] = field(default=(), compare=False)  # files to look for a string in
+    gil_not_used: bool = False
+    # What does not enter the key: the last are files to look for a string in.
+    build_directory: str | os.PathLike[str] | None = field(default=None, compare=False)
+    verbose: bool = field(default=False, compare=False)
+    keep_intermediates: bool = field(default=True, compare=False)
+    callers: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def unit(self) -> str:
@@ -86,6 +93,7 @@ def of_strings(asked: dict) -> Extension:
         is_standalone=False,
         implicit_headers=not asked["no_implicit_headers"],
         error_handling=bool(asked["with_pytorch_error_handling"]),
+        gil_not_used=bool(asked["gil_not_used"]),
         callers=_callers(),
     )
 
@@ -105,6 +113,9 @@ def _common(call: str, asked: dict) -> dict:
         "name": name,
         "include_paths": tuple(os.path.abspath(os.fspath(path).strip()) for path in folders),
         "is_python_module": bool(asked["is_python_module"]),
+        "build_directory": asked["build_directory"],
+        "verbose": bool(asked["verbose"]),
+        "keep_intermediates": bool(asked["keep_intermediates"]),
     } | {
         flags: tuple(_listed(call, f"extra_{flags}", asked[f"extra_{flags}"]))
         for flags in ("cflags", "cuda_cflags", "ldflags")
@@ -119,7 +130,7 @@ def _refuse_sycl(call: str, asked: dict) -> None:
         )
 
 
-def _listed(call: str, argument: str, value, *kinds: type) -> list:
+def _listed(call: str, argument: str, value: object, *kinds: type) -> list:
     """Return a list of strings (or of `kinds`); TypeError for anything else."""
     if value is None:
         return []
@@ -138,7 +149,7 @@ def _listed(call: str, argument: str, value, *kinds: type) -> list:
     return [*value]
 
 
-def _strings(argument: str, value) -> list[str]:
+def _strings(argument: str, value: object) -> list[str]:
     """Return sources as a list of texts; TypeError or ValueError for what is no text."""
     given, call = [value] if isinstance(value, str) else value, f"load_inline: {argument}"
     if not isinstance(given, (list, tuple)):
@@ -158,7 +169,7 @@ def _strings(argument: str, value) -> list[str]:
     return [*given]
 
 
-def _functions(functions) -> dict[str, str] | None:
+def _functions(functions: object) -> dict[str, str] | None:
     """Return the functions to bind, each with its docstring."""
     if functions is None:
         return None
@@ -181,7 +192,7 @@ def _functions(functions) -> dict[str, str] | None:
     return named
 
 
-def _source_file(path) -> Source:
+def _source_file(path: str | os.PathLike[str]) -> Source:
     """Return a file as a source; OSError where it cannot be read."""
     path = os.path.abspath(os.fspath(path))
     try:
@@ -197,8 +208,5 @@ def _source_file(path) -> Source:
 
 def _callers() -> tuple[str, ...]:
     """Return the files of those who called `load_inline`, the nearest first: one has the string."""
-    frame, files = sys._getframe(3), []
-    while frame and len(files) < 6:
-        files.append(frame.f_code.co_filename)
-        frame = frame.f_back
-    return tuple(dict.fromkeys(files))
+    frames = traceback.walk_stack(sys._getframe(3))
+    return tuple(dict.fromkeys(frame.f_code.co_filename for frame, _ in islice(frames, 6)))

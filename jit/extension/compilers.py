@@ -30,20 +30,14 @@ _BINDING = Path(loader.__path__[0]) / "include" / "inline_binding.h"
 
 @dataclass(frozen=True)
 class Task:
-    """A text for one compiler: a source, or the half of one that nvcc or the C++ compiler gets.
-
-    Attributes:
-        given: the caller's flags for this compiler.
-        functions: to bind behind the text.
-        beside: the other half, whose names the whole source has too; empty for a whole one.
-    """
+    """A text for one compiler: a source, or the half of one that nvcc or the C++ compiler gets."""
 
     source: Source
     cuda: bool
-    given: tuple[str, ...]
+    given: list[str]  # the caller's flags for this compiler
     text: str
-    functions: dict[str, str] | None = None
-    beside: str = ""
+    functions: dict[str, str] | None = None  # to bind behind the text
+    beside: str = ""  # the other half, whose names the whole source has too; none for a whole one
 
     @property
     def bracketed(self) -> list[str]:
@@ -64,8 +58,7 @@ class Compilers:
         """Return the object, or None, and what the compiler said."""
         text = task.text
         if task.functions is not None:
-            handling = self._extension.error_handling
-            bound = binding(task.functions, self._extension.name, way, handling)
+            bound = binding(task.functions, self._extension, way)
             text += f'#line 1 "functions.cpp"\n{bound}'
         command = self._command(task, way)
         source = Path(task.source.name).stem
@@ -114,7 +107,7 @@ class Compilers:
         Raises: LookupError where the preprocessor cannot tell.
         """
         if task.beside:  # nvcc would see the whole
-            task = replace(task, cuda=True, given=tuple(argv(self._extension.cuda_cflags)))
+            task = replace(task, cuda=True, given=argv(self._extension.cuda_cflags))
         lines = ["torch/types.h", *CUDA_HEADERS] if task.cuda else []
         lines += ["torch/extension.h", "math.h"]
         lines += [name for name in task.bracketed if name not in UMBRELLAS]
@@ -170,7 +163,7 @@ class Compilers:
 
     def _command(self, task: Task, way: Level) -> list[str]:
         """The compiler and its arguments, without what stands before the text."""
-        extension, folder, given = self._extension, task.source.folder, [*task.given]
+        extension, folder, given = self._extension, task.source.folder, task.given
         includes = [*extension.include_paths]
         if task.cuda:
             line = self._flags.cuda(extension.name, includes, given)
@@ -215,7 +208,7 @@ class Compilers:
             files.write(path, content)
         return name
 
-    def _precompiled(self, way: Level, given: tuple[str, ...]) -> Precompiled:
+    def _precompiled(self, way: Level, given: list[str]) -> Precompiled:
         kept = [flag for flag in given if not flag.startswith(("-D", "-U", "-I", "-W", "-l"))]
         line = self._flags.cxx("", [], kept, False)
         made_by = [*self._toolchain.command("CXX"), *(w for w in line if "_NAME=" not in w)]

@@ -3,15 +3,17 @@
 import contextlib
 import ctypes
 import difflib
+import linecache
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from ..build.workshop import Workshop
 from ..errors import BuildError, cxx
 from ..errors.diagnose import explain_failure
+from ..errors.literal import label, with_places
 from .arguments import Extension
 from .levels import torch_include
-from .places import Places
 
 # A text with one of these may define a module's entry in a way that is not written out.
 _ENTRY = re.compile(r"PyInit|MODULE|TORCH_EXTENSION_NAME|##", re.IGNORECASE)
@@ -24,7 +26,7 @@ def could_not_be_built(extension: Extension, output: str, workshop: Workshop) ->
     causes = _unknown_functions(extension) or explain_failure(
         output, workshop.folder, _names(extension)
     )
-    causes = Places(extension).in_callers_words(causes)
+    causes = _in_callers_words(extension, causes)
     return workshop.failure(extension.name, causes, f"{extension.unit}.log")
 
 
@@ -120,3 +122,37 @@ def _unknown_functions(extension: Extension) -> str:
             cure = f": declare it there: {' '.join(declared[0].split())};"
         said.append(f"functions: {name!r} is not in cpp_sources{cure}")
     return "\n".join(said)
+
+
+def _in_callers_words(extension: Extension, text: str) -> str:
+    """Return a message with the places in the caller's file or cell, not in the strings."""
+    strings = {s.name: s.text.split("\n") for s in extension.sources if not s.folder}
+
+    def place(name: str, number: int) -> tuple[str, int] | None:
+        if name not in strings:
+            return None
+        return _found(strings[name], number, extension.callers) or (name.partition(".")[0], number)
+
+    return re.sub(r"(?m)^functions\.cpp:\d+(?::\d+)?:", "functions:", with_places(text, place))
+
+
+def _found(string: list[str], number: int, callers: tuple[str, ...]) -> tuple[str, int] | None:
+    """The file or cell that has a line of a string, and its number there."""
+    lines = [line.strip() for line in string]
+    if not 0 < number <= len(lines) or not lines[number - 1]:
+        return None
+    *before, wanted = lines[:number]
+    at_an_end = number in (1, len(lines))  # may stand beside quotation marks
+    for caller in callers:
+        there = [line.strip() for line in linecache.getlines(caller)]
+
+        def agreeing(at: int, there: list[str] = there) -> int:
+            pairs = zip(reversed(there[:at]), reversed(before), strict=False)
+            return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+        places = [
+            at for at, line in enumerate(there) if line == wanted or (at_an_end and wanted in line)
+        ]
+        if places:
+            return label(caller), max(places, key=agreeing) + 1
+    return None

@@ -1,10 +1,9 @@
-"""A CUDA source as two, so that nvcc never sees torch's headers.
+"""A CUDA source as two, so that nvcc, which parses all three times, never sees torch's headers.
 
-Whatever nvcc compiles it parses three times, and torch's headers cost it ten seconds and more. So
-kernels go to nvcc and host functions to the C++ compiler. A launch `k<<<grid, block>>>(x)` becomes
+Kernels go to nvcc and host functions to the C++ compiler. A launch `k<<<grid, block>>>(x)` becomes
 what nvcc itself makes of it: the configuration is pushed and the kernel's stub called, which has
-the kernel's name and lies in nvcc's half. Of a kernel template nvcc's half has the instances that
-the host's object asks for.
+the kernel's name and lies in nvcc's half. Of a kernel template that half has the instances that the
+host's object asks for.
 """
 
 import re
@@ -28,7 +27,7 @@ _SAFE_HEADER = re.compile(
 _OF_TORCH = re.compile(r"(?:torch|ATen|c10)/")
 _BEFORE_ITEM = re.compile(r"namespace\b|extern\b|asm\b|[\[;(]")
 _GOES_ON = re.compile(r"(?:typedef|struct|class|enum|union)\b")
-_BLANK = re.compile(r"\s*")
+_SOLID = re.compile(r"\S")
 _LINE = re.compile(r"(?:\\\r?\n|[^\n])*")
 _LAUNCH = re.compile(r"(\w+)\s*(?:<(?:[^<>;{}]|<[^<>;{}]*>)*>)?\s*<<<")
 _CUDA_HEADERS = include_lines(CUDA_HEADERS)
@@ -80,20 +79,19 @@ def halves(text: str, name: str) -> Halves | None:
     items = _items(text, code)
     if items is None or re.search(r"\boctet_configure\b", code):
         return None
-    split, device, host = _Split(), [], []
+    split, texts = _Split(), ("", "")
     for begin, end in items:
         parts = split.parts(text[begin:end], code[begin:end])
         if parts is None:
             return None
-        line = 1 + text.count("\n", 0, begin)
-        for half, part in zip((device, host), parts, strict=True):
-            if part:
-                half.append(f'#line {line} "{name}"\n{part}\n')
+        line = f'#line {1 + text.count(chr(10), 0, begin)} "{name}"\n'
+        device, host = (f"{line}{part}\n" if part else "" for part in parts)
+        texts = texts[0] + device, texts[1] + host
     if not split.kernels:
         return None
     return Halves(
-        _CUDA_HEADERS + standard_headers(code, device=True) + "".join(device),
-        _LAUNCHES + "".join(host),
+        _CUDA_HEADERS + standard_headers(code, device=True) + texts[0],
+        _LAUNCHES + texts[1],
         frozenset(split.templates),
     )
 
@@ -112,7 +110,7 @@ class _Split:
     def parts(self, item: str, bare: str) -> tuple[str, str] | None:
         """Part any item; `bare` is its code without comments and strings."""
         if bare.startswith("#"):
-            return _directive(item, bare)
+            return _directive(item)
         if _KERNEL.search(bare):
             declared = _declaration(bare)
             if TORCH_NAMES.search(bare) or declared is None:
@@ -153,14 +151,12 @@ class _Split:
         return None if launched is None else ("", launched)
 
 
-def _directive(item: str, bare: str) -> tuple[str, str] | None:
-    word = re.match(r"#\s*(\w*)", bare)[1]
-    header = re.match(r"#\s*include\s*<([^>]+)>", item)
-    if word not in ("include", "define", "undef", "pragma"):
+def _directive(item: str) -> tuple[str, str] | None:
+    safe = [h for h in cxx.includes(item) if not h.quoted and _SAFE_HEADER.fullmatch(h.name)]
+    words = {directive.name for directive in cxx.directives(item)}
+    if not words <= {"include", "define", "undef", "pragma"} or ("include" in words and not safe):
         return None
-    if word == "include" and not (header and _SAFE_HEADER.fullmatch(header[1])):
-        return None
-    return "" if header and _OF_TORCH.match(header[1]) else item, item
+    return "" if any(_OF_TORCH.match(header.name) for header in safe) else item, item
 
 
 def _behind_template(bare: str) -> int:
@@ -172,8 +168,10 @@ def _behind_template(bare: str) -> int:
 def _items(text: str, code: str) -> list[tuple[int, int]] | None:
     """Where each directive, declaration and definition at the top level begins and ends."""
     found, at = [], 0
-    while (begin := _BLANK.match(code, at).end()) < len(code):
-        at = _LINE.match(text, begin).end() if code[begin] == "#" else _item_end(code, begin)
+    while starts := _SOLID.search(code, at):
+        begin = starts.start()
+        lines = _LINE.finditer(text, begin)
+        at = next(lines).end() if code[begin] == "#" else _item_end(code, begin)
         if at < 0:
             return None
         found.append((begin, at))
@@ -191,17 +189,11 @@ def _item_end(code: str, begin: int) -> int:
             return -1
         if depth == 0 and code[at] == ";":
             return at + 1
-        if depth == 0 and code[at] == "}" and _ends(code, begin, at + 1, goes_on):
-            return at + 1
+        if depth == 0 and code[at] == "}" and not goes_on:  # as it does in `struct S {};`
+            head = code[begin : code.index("{", begin)].rstrip()
+            if not head.endswith("=") and not re.match(r"\s*;", code[at + 1 : at + 81]):
+                return at + 1
     return -1
-
-
-def _ends(code: str, begin: int, at: int, goes_on) -> bool:
-    """True if a brace closed at the top level ends the item: not so in `struct S {};`."""
-    if goes_on or re.match(r"\s*;", code[at : at + 80]):
-        return False
-    head = code[begin : code.index("{", begin)]
-    return not re.search(r"=\s*$", head)
 
 
 def _declaration(bare: str) -> tuple[str, str] | None:

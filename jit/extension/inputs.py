@@ -3,7 +3,7 @@
 import json
 import os
 import sysconfig
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -27,9 +27,9 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
         made_by["nvcc"] = toolchain.nvcc
     else:
         made_by["architectures"] = ""
-    asked = asdict(extension) | {"order": [source.name for source in extension.sources]}
+    asked = {f.name: getattr(extension, f.name) for f in fields(extension) if f.compare}
+    asked["order"] = [source.name for source in asked.pop("sources")]
     asked["functions"] = extension.functions and [*extension.functions.items()]  # in their order
-    del asked["sources"], asked["callers"]
     facts = {
         "format": FORMAT,
         "unit": extension.unit,

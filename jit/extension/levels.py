@@ -1,8 +1,8 @@
-"""The needs of an extension's source, by its text: the narrowest headers that may serve.
+"""The narrowest headers that may serve an extension's source, by its text.
 
 torch/extension.h takes ten to twenty seconds to compile, and most extensions use a sliver of it. So
 each source is tried with little first, and with more where names are missing; at last it is
-compiled as torch.utils.cpp_extension compiles it. What it is tried with first is decided here.
+compiled as torch.utils.cpp_extension compiles it.
 """
 
 import os
@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import cxx
+from .arguments import Extension
 
 # Headers of torch that are there for everything in them; what a source uses of it is worked out.
-UMBRELLAS = ("torch/extension.h", "torch/torch.h", "torch/all.h", "torch/python.h")
-UMBRELLAS += ("torch/types.h", "ATen/ATen.h")
+_WHOLE = ("torch/extension.h", "torch/torch.h", "torch/all.h", "torch/python.h")
+UMBRELLAS = (*_WHOLE, "torch/types.h", "ATen/ATen.h")
 CUDA_HEADERS = ("cuda.h", "cuda_runtime.h")
 # What the headers of single operators include, and a caller of operators does not need.
-_HEAVY = ("ATen/Context.h", "ATen/DeviceGuard.h", "ATen/TensorUtils.h", "ATen/TracerMode.h")
-_HEAVY += ("ATen/core/Reduction.h",)
+_HEAVY = ("Context.h", "DeviceGuard.h", "TensorUtils.h", "TracerMode.h", "core/Reduction.h")
 
 # math.h and stdlib.h decide which `abs` an unqualified one is.
 _C_HEADERS = ("math.h", "stdlib.h", "string.h")
@@ -102,21 +102,13 @@ def conditions(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Level:
-    """A way to compile a source.
+    """A way to compile a source."""
 
-    Attributes:
-        name: plain, tensor, torch or full; the last is torch.utils.cpp_extension's own way.
-        prelude: what stands before the source.
-        hidden: headers that are left out, since the prelude has what is needed of them.
-        own_binding: whether functions are bound by inline_binding.h, not by pybind11.
-        shared: whether the prelude is the same for all, so that it is worth precompiling.
-    """
-
-    name: str
-    prelude: str
-    hidden: tuple[str, ...] = ()
-    own_binding: bool = False
-    shared: bool = False
+    name: str  # plain, pybind, tensor, torch or full; the last is torch.utils.cpp_extension's own
+    prelude: str  # what stands before the source
+    hidden: tuple[str, ...] = ()  # headers left out, since the prelude has what is needed of them
+    own_binding: bool = False  # functions are bound by inline_binding.h, not by pybind11
+    shared: bool = False  # the prelude is the same for all, so that it is worth precompiling
 
     @property
     def is_torchs_own(self) -> bool:
@@ -128,7 +120,7 @@ TORCH = Level(
     "torch",
     "#include <torch/types.h>\n#include <torch/csrc/Exceptions.h>\n"
     "#include <torch/csrc/utils/pybind.h>\n",
-    UMBRELLAS[:4],
+    _WHOLE,
     shared=True,
 )
 
@@ -171,12 +163,12 @@ def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> li
     prelude = _tensors(code, standard + gpu)
     prelude += "" if cuda else f"#define OCTET_TENSORS\n{own}"
     slim = not any(name.startswith("ATen/") for name in of_torch)
-    hidden = (*UMBRELLAS, *_HEAVY) if slim else UMBRELLAS
+    hidden = (*UMBRELLAS, *(f"ATen/{name}" for name in _HEAVY)) if slim else UMBRELLAS
     return [Level("tensor", prelude, hidden, own_binding=functions), *wide]
 
 
-def binding(functions: dict[str, str], name: str, level: Level, error_handling: bool) -> str:
-    """Return the text behind a source that binds functions as the module `name`.
+def binding(functions: dict[str, str], extension: Extension, level: Level) -> str:
+    """Return the text behind a source that binds functions as the extension's module.
 
     It declares nothing but the module's own entry, so that no function's name can clash with it.
     """
@@ -185,16 +177,19 @@ def binding(functions: dict[str, str], name: str, level: Level, error_handling: 
             f"octet_binding::entry<{i}, &{f}>({cxx.literal(f)}, {cxx.literal(doc)}),\n"
             for i, (f, doc) in enumerate(functions.items())
         )
+        name, free = extension.name, str(extension.gil_not_used).lower()
         return (
             f"PyMODINIT_FUNC PyInit_{name}() {{\n"
-            f"return octet_binding::module({cxx.literal(name)}, {{\n{entries}    {{}}}});\n}}\n"
+            f"return octet_binding::module<{free}>("
+            f"{cxx.literal(name)}, {{\n{entries}    {{}}}});\n}}\n"
         )
-    wrap = "torch::wrap_pybind_function({})" if error_handling else "{}"
+    wrap = "torch::wrap_pybind_function({})" if extension.error_handling else "{}"
     lines = [
         f"m.def({cxx.literal(f)}, {wrap.format(f)}, {cxx.literal(doc)});"
         for f, doc in functions.items()
     ]
-    return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}", ""])
+    free = ", pybind11::mod_gil_not_used()" if extension.gil_not_used else ""
+    return "\n".join([f"PYBIND11_MODULE(TORCH_EXTENSION_NAME, m{free}) {{", *lines, "}", ""])
 
 
 def _tensors(code: str, before: str) -> str:

@@ -1,20 +1,21 @@
 """`loader.load` and `loader.load_inline`: torch.utils.cpp_extension's, without the wait.
 
-What differs from torch's: the build comes from the store where it can (looked up by a digest of the
-sources, the headers they reach, flags, compilers, torch and Python, and verified before it is
-loaded); any number of processes may ask for it at once, one builds, and a kill leaves nothing
-behind; a failure says why in a few lines, at the line of the caller's file or notebook cell; and a
-source is compiled with no more of torch's headers than it needs (levels.py).
-
-A changed source is a new library at a new place, so it can be loaded under the same name beside the
-old one, whose module goes on working.
+A build comes from the store where it can, by a digest of all that goes in; of any number of
+processes that ask for it one builds, and a kill leaves nothing behind; a failure says why, at the
+line of the caller's file or cell; torch's headers are compiled only as needed (levels.py). A
+changed source is a new library at a new place, loaded under the same name beside the old one, whose
+module goes on working.
 """
 
-import importlib.machinery
 import importlib.util
 import itertools
+import os
 import shutil
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -30,30 +31,34 @@ from ..machine import toolchain as tools
 from ..machine.forks import Lock
 from . import arguments
 from .arguments import Extension
-from .failure import does_not_load, torch_may_have
+from .failure import does_not_load, no_module, torch_may_have
 from .recipe import ExtensionRecipe
 
-_loaded: dict[str, object] = {}  # what is in this process, by key
+File = str | os.PathLike[str]
+Text = str | Sequence[str]
+Words = Sequence[str] | None
+
+_loaded: dict[str, ModuleType] = {}  # what is in this process, by key
 _versions: dict[str, int] = {}  # how many modules of a name there have been
 _one_at_a_time = Lock()
 
 
 def load(
-    name,
-    sources,
-    extra_cflags=None,
-    extra_cuda_cflags=None,
-    extra_sycl_cflags=None,
-    extra_ldflags=None,
-    extra_include_paths=None,
-    build_directory=None,
-    verbose=False,
-    with_cuda=None,
-    with_sycl=None,
-    is_python_module=True,
-    is_standalone=False,
-    keep_intermediates=True,
-):
+    name: str,
+    sources: File | Sequence[File],
+    extra_cflags: Words = None,
+    extra_cuda_cflags: Words = None,
+    extra_sycl_cflags: Words = None,
+    extra_ldflags: Words = None,
+    extra_include_paths: Sequence[File] | None = None,
+    build_directory: File | None = None,
+    verbose: bool = False,
+    with_cuda: bool | None = None,
+    with_sycl: bool | None = None,
+    is_python_module: bool = True,
+    is_standalone: bool = False,
+    keep_intermediates: bool = True,
+) -> Any:
     """Build a C++ or CUDA extension from files, or take it from the cache, and load it.
 
     Args:
@@ -72,30 +77,31 @@ def load(
     Raises: BuildError with the compile errors; TypeError, ValueError or FileNotFoundError for an
         argument that cannot be used.
     """
-    return _load(arguments.of_files(locals()), build_directory, verbose, keep_intermediates)
+    return _load(arguments.of_files(locals()))
 
 
 def load_inline(
-    name,
-    cpp_sources,
-    cuda_sources=None,
-    sycl_sources=None,
-    functions=None,
-    extra_cflags=None,
-    extra_cuda_cflags=None,
-    extra_sycl_cflags=None,
-    extra_ldflags=None,
-    extra_include_paths=None,
-    build_directory=None,
-    verbose=False,
-    with_cuda=None,
-    with_sycl=None,
-    is_python_module=True,
-    with_pytorch_error_handling=True,
-    keep_intermediates=True,
-    use_pch=False,
-    no_implicit_headers=False,
-):
+    name: str,
+    cpp_sources: Text,
+    cuda_sources: Text | None = None,
+    sycl_sources: Text | None = None,
+    functions: Text | Mapping[str, str] | None = None,
+    extra_cflags: Words = None,
+    extra_cuda_cflags: Words = None,
+    extra_sycl_cflags: Words = None,
+    extra_ldflags: Words = None,
+    extra_include_paths: Sequence[File] | None = None,
+    build_directory: File | None = None,
+    verbose: bool = False,
+    with_cuda: bool | None = None,
+    with_sycl: bool | None = None,
+    is_python_module: bool = True,
+    with_pytorch_error_handling: bool = True,
+    keep_intermediates: bool = True,
+    use_pch: bool = False,
+    no_implicit_headers: bool = False,
+    gil_not_used: bool = False,
+) -> Any:
     """Build a C++ or CUDA extension from strings, or take it from the cache, and load it.
 
     Args:
@@ -106,62 +112,68 @@ def load_inline(
         with_pytorch_error_handling: turn torch's errors and warnings into Python's.
         use_pch: accepted; loader itself decides when to use a precompiled header.
         no_implicit_headers: the sources include whatever they need.
+        gil_not_used: the functions that are bound may run without Python's lock, side by side.
         name, verbose and the rest: see `load`. A build_directory gets the sources as well.
     Returns: the module, or the path of the library where `is_python_module=False`.
     Raises: BuildError with the compile errors, at the line of the string, or of the file or the
         notebook cell that it stands in; TypeError or ValueError for an unusable argument.
     """
-    return _load(arguments.of_strings(locals()), build_directory, verbose, keep_intermediates)
+    return _load(arguments.of_strings(locals()))
 
 
-def _load(extension: Extension, build_directory, verbose: bool, keep_intermediates: bool):
+def _load(extension: Extension) -> Any:
     """Find or build, verify, load."""
     caches = loader._session.caches
     toolchain = tools.current.__wrapped__(caches[-1])  # the environment as it is now
     store = Store(caches)
     with _one_at_a_time:
-        recipe = ExtensionRecipe(extension, toolchain, verbose=verbose)
-        inputs = recipe.inputs()
-        library = engine.find(recipe, store, inputs)
-        held, failure = library and store.hold(library), ""
+        recipe = ExtensionRecipe(extension, toolchain)
+        inputs, failure = recipe.inputs(), ""
+        library = _held(recipe, store, inputs)
         for _ in range(3):
-            built = held is None
-            if built:
-                library, inputs = _built(recipe, store, inputs, keep_intermediates)
+            built = library is None
+            if library is None:
+                library, inputs = _built(extension, recipe, store, inputs)
             digest = key(inputs)
-            result = _placed(extension, library, digest, build_directory)
+            result = _placed(extension, library, digest)
             try:
                 return result if extension.is_standalone else _opened(extension, library, digest)
             except (ImportError, OSError) as error:
-                failure, held = str(error), None
+                failure, library = str(error), None
             levels = (store.manifest(extension.unit, digest) or {}).get("levels", ())
             store.discard(store.path / f"{extension.unit}-{digest}")
             if built and not torch_may_have(failure, extension, [*levels]):
                 break
-            recipe = ExtensionRecipe(extension, toolchain, narrow=not built, verbose=verbose)
+            recipe = ExtensionRecipe(extension, toolchain, narrow=not built)
         raise does_not_load(extension, failure)
 
 
+def _held(recipe: ExtensionRecipe, store: Store, inputs: dict) -> Path | None:
+    """The library made of `inputs`, verified and marked as in use; None where there is none."""
+    library = engine.find(recipe, store, inputs)
+    return library if library and store.hold(library) is not None else None
+
+
 def _built(
-    recipe: ExtensionRecipe, store: Store, inputs: dict, keep_intermediates: bool
+    extension: Extension, recipe: ExtensionRecipe, store: Store, inputs: dict
 ) -> tuple[Path, dict]:
     """Build an extension, or wait for the process that does; its library, and what that is made of.
 
     Raises: BuildError.
     """
     engine.refuse_if_never(recipe.label, store, recipe.label, cure="")
-    if error := recipe.certain_failure(inputs):
+    if error := no_module(extension, inputs["files"]):
         raise error
     job = batch.build(recipe, store, Quiet())
-    library = engine.find(recipe, store, job.inputs)
-    if library is None or store.hold(library) is None:
+    library = _held(recipe, store, job.inputs)
+    if library is None:
         raise BuildError(f"{recipe.label}: its build was removed at once; try again", recipe.label)
-    if not keep_intermediates:  # they only make the next edit quicker
+    if not extension.keep_intermediates:  # they only make the next edit quicker
         shutil.rmtree(engine.work_folder(recipe, store, job.inputs), ignore_errors=True)
     return library, job.inputs
 
 
-def _opened(extension: Extension, library: Path, digest: str):
+def _opened(extension: Extension, library: Path, digest: str) -> ModuleType | str:
     """Load the library into this process; the module, or its path."""
     if not extension.is_python_module:
         torch.ops.load_library(str(library))
@@ -171,8 +183,9 @@ def _opened(extension: Extension, library: Path, digest: str):
             # pybind11 keeps one module a name and gives that back; Python asks PyInit of the last
             # part of the name alone.
             name = f"v{version}.{extension.name}" if version else extension.name
-            file_loader = importlib.machinery.ExtensionFileLoader(name, str(library))
-            spec = importlib.util.spec_from_file_location(name, str(library), loader=file_loader)
+            file_loader = ExtensionFileLoader(name, str(library))
+            spec = ModuleSpec(name, file_loader, origin=str(library))
+            spec.has_location = True
             module = importlib.util.module_from_spec(spec)
             if module.__file__ == str(library):
                 break
@@ -183,14 +196,12 @@ def _opened(extension: Extension, library: Path, digest: str):
     return _loaded[digest]
 
 
-def _placed(extension: Extension, library: Path, digest: str, build_directory) -> str:
+def _placed(extension: Extension, library: Path, digest: str) -> str:
     """Put a copy into the build directory, where there is one, and programs anywhere; its path."""
-    if not build_directory:
-        if not extension.is_standalone:
-            return str(library)
-        build_directory = loader._session.caches[-1] / "work"
-        build_directory = build_directory / f"{extension.unit}.programs" / digest[:12]
-    folder = Path(build_directory)
+    if not (extension.build_directory or extension.is_standalone):
+        return str(library)
+    programs = loader._session.caches[-1] / "work" / f"{extension.unit}.programs"
+    folder = Path(extension.build_directory or programs / digest[:12])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / (extension.name + ("" if extension.is_standalone else ".so"))

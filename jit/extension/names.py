@@ -1,11 +1,11 @@
 """The names that torch's headers bring: whether a larger header could know a missing one.
 
 The preprocessed text of torch/extension.h is read once a toolchain and kept: its macros, and what
-is declared in namespaces. Members, parameters and local variables do not count, since no missing
-name is ever found among them.
+is declared in namespaces. No missing name is ever found among members, parameters and variables.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors.cxx import KEYWORDS
@@ -22,7 +22,7 @@ def _declaring(body: re.Match) -> str:
 
 
 # Innermost ones, until there are none; `(*handler)(int)` declares the handler.
-_LEFT_OUT = [
+_LEFT_OUT: list[tuple[re.Pattern, str | Callable[[re.Match], str]]] = [
     (re.compile(r"\{([^{}]*)\}"), _declaring),
     (re.compile(r"\((?:\s*(?:\w+::)*[*&]+\s*(\w+)\s*\)\s*\()?[^(){}]*\)"), r" \1 "),
     (re.compile(r"<[^<>;{}]*>"), " "),

@@ -16,9 +16,9 @@ from ..errors import BuildError, cxx
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
 from .compilers import Compilers, Task
-from .failure import could_not_be_built, no_module
+from .failure import could_not_be_built
 from .flags import argv, host_flags
-from .halves import LINKED_STUBS, Halves, halves
+from .halves import LINKED_STUBS, halves
 from .inputs import manifest
 from .levels import Level, conditions, include_lines, levels
 from .names import Names, names_of
@@ -35,15 +35,17 @@ class Part:
     level: str
 
 
+class _OfHalf(CompileError):
+    """An error of the half of a source that the whole, which nvcc sees, might do without."""
+
+
 class ExtensionRecipe:
     """An extension for a toolchain; see engine.Recipe. Not `narrow`, it is made in torch's way."""
 
-    def __init__(
-        self, extension: Extension, toolchain: Toolchain, narrow: bool = True, verbose: bool = False
-    ):
+    def __init__(self, extension: Extension, toolchain: Toolchain, narrow: bool = True):
         self.unit, self.label = extension.unit, extension.name
         self._extension, self._toolchain = extension, toolchain
-        self._narrow, self._verbose = narrow, verbose
+        self._narrow = narrow
 
     def inputs(self) -> dict:
         """Return the manifest of sources, headers, flags and tools as they are now."""
@@ -66,42 +68,30 @@ class ExtensionRecipe:
             )
             raise BuildError(f"{name}: CUDA sources need nvcc: {cure}", name)
 
-    def certain_failure(self, inputs: dict) -> BuildError | None:
-        """Return the error of sources whose text shows that no compiler could help; else None."""
-        return no_module(self._extension, inputs["files"])
-
     def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
         """Compile what is not there yet and link the library or program."""
         for source in self._extension.sources:
             if not source.folder:  # so that compilers can quote its lines
                 (workshop.folder / source.name).write_bytes(source.content)
         try:
-            compilers = Compilers(self._extension, self._toolchain, workshop)
-            making = _Making(self._extension, compilers, self._narrow)
-            results = in_threads(making.parts, [*enumerate(self._extension.sources)])
+            self._compilers = Compilers(self._extension, self._toolchain, workshop)
+            results = in_threads(self._parts, [*enumerate(self._extension.sources)])
             failed = [str(result) for result in results if isinstance(result, CompileError)]
             if failed:
                 raise CompileError("\n".join(failed))
             parts = [part for found in results for part in found]
             names = [part.level for part in parts]
-            library = compilers.link([p.path for p in parts], not {*names} <= _WITHOUT_TORCH)
+            library = self._compilers.link([p.path for p in parts], not {*names} <= _WITHOUT_TORCH)
             return library, {"why": [], "levels": names}
         finally:
-            if self._verbose:
+            if self._extension.verbose:
                 print("\n".join(workshop.said), flush=True)
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors at the caller's lines, and where the whole output lies."""
         return could_not_be_built(self._extension, output, workshop)
 
-
-class _Making:
-    """The ways that are tried for each source of an extension."""
-
-    def __init__(self, extension: Extension, compilers: Compilers, narrow: bool):
-        self._extension, self._compilers, self._narrow = extension, compilers, narrow
-
-    def parts(self, numbered: tuple[int, Source]) -> list[Part] | CompileError:
+    def _parts(self, numbered: tuple[int, Source]) -> list[Part] | CompileError:
         """Return the objects of a source, or the error that it ends with."""
         number, source = numbered
         extension, cuda = self._extension, source.cuda and self._extension.with_cuda
@@ -114,7 +104,7 @@ class _Making:
                 ways = [way for way in ways if not way.own_binding]
             given = argv(extension.cuda_cflags if cuda else extension.cflags)
             text = f'#line 1 "{source.name}"\n{source.text}\n'
-            task = Task(source, cuda, tuple(given), text, functions)
+            task = Task(source, cuda, given, text, functions)
             return [self._made(task, ways, "cuda " if cuda else "")]
         except CompileError as error:
             return error
@@ -131,53 +121,41 @@ class _Making:
             return None
         if split.templates and sum(s.cuda for s in self._extension.sources) > 1:
             return None  # whose templates of one name may differ
-        given = (*self._compilers.defines_of_nvcc(), *given)
+        given = [*self._compilers.defines_of_nvcc(), *given]
         host = Task(source, False, given, split.host, beside=split.device)
-        device = Task(source, True, tuple(own), split.device, beside=split.host)
-        tries = [(device, [Level("kernels", "")], ""), (host, self._levels(source, False), "host ")]
+        device = Task(source, True, own, split.device, beside=split.host)
+
+        def half(task: Task) -> Part | CompileError:
+            ways = [Level("kernels", "")] if task.cuda else self._levels(source, False)
+            try:
+                return self._made(task, ways, "" if task.cuda else "host ")
+            except CompileError as error:
+                return error
+
         if not split.templates:
-            made = in_threads(lambda half: self._half(*half), tries)
+            made = in_threads(half, [device, host])
         else:
-            made = [None, self._half(*tries[1])]
-            text = isinstance(made[1], Part) and self._with_instances(split, made[1])
-            if text:
-                device = replace(device, given=(*own, *LINKED_STUBS), text=text)
-                made[0] = self._half(device, *tries[0][1:])
-        hopeless = [str(half) for half in made if isinstance(half, CompileError)]
-        if all(isinstance(half, Part) for half in made):
-            return made
-        if hopeless:
+            made = [half(host)]
+            if isinstance(made[0], Part) and (lacking := self._compilers.undefined(made[0].path)):
+                symbols = cxx.demangled("\n".join(lacking)).split("\n")
+                if text := split.with_instances(symbols):
+                    made = [half(replace(device, given=[*own, *LINKED_STUBS], text=text)), *made]
+        if hopeless := [str(e) for e in made if type(e) is CompileError]:
             raise CompileError("\n".join(hopeless))
-        return None
+        parts = [part for part in made if isinstance(part, Part)]
+        return parts if len(parts) == 2 else None
 
-    def _with_instances(self, split: Halves, host: Part) -> str | None:
-        lacking = self._compilers.undefined(host.path)
-        if not lacking:
-            return None
-        return split.with_instances(cxx.demangled("\n".join(lacking)).split("\n"))
-
-    def _half(self, task: Task, ways: list[Level], label: str) -> Part | CompileError | None:
-        """A half's object; the error if the whole has it too, or None if it might do."""
-        try:
-            return self._made(task, ways, label)
-        except CompileError as error:
-            return error
-
-    def _made(self, task: Task, ways: list[Level], label: str) -> Part | None:
-        """The object made in the first way that compiles; None where the whole of a half may.
-
-        Raises: CompileError.
-        """
+    def _made(self, task: Task, ways: list[Level], label: str) -> Part:
+        """The object made in the first way that compiles. Raises: CompileError."""
         for way in ways:
             if way is not ways[-1] and not self._same_conditions(task, way):
                 continue
             done, said = self._compilers.compile(task, way)
             if done:
                 return Part(done, f"{label}{way.name}")
-            last = way is ways[-1] and not task.beside
-            if last or not self._may_need_more(task, way, said):
+            if (way is ways[-1] and not task.beside) or not self._may_need_more(task, way, said):
                 raise CompileError(said)
-        return None
+        raise _OfHalf(said)
 
     def _levels(self, source: Source, functions: bool, cuda: bool = False) -> list[Level]:
         implicit = self._extension.implicit_headers

@@ -1,10 +1,9 @@
 """Which errors of a compiler more of torch's headers may mend.
 
 A source that fails with few headers is tried with more, up to torch's own way, which takes 20
-seconds and more. That is left out only where it is certain to fail too: where each error is in the
-caller's own text and concerns a name that the larger headers do not have, a member of a class that
-is the same in all of them, a function of the caller's own, or syntax that no macro could change.
-Whatever is not known may be mended.
+seconds. That is left out only where it is certain to fail too: where each error is in the caller's
+own text and concerns a name that the larger headers do not have, a member of a class that is the
+same in all of them, a function of the caller's own, or syntax that no macro could change.
 """
 
 import re
@@ -64,15 +63,32 @@ def may_need_more(
     `words` are that text's identifiers; `wide` gives the names that the largest headers have,
     `macros` the macros that the headers of this try have.
     """
+
+    def mendable(text: str) -> bool:
+        """True if more headers may mend one error in the caller's text."""
+        if _OVERLOADED.search(text):
+            return False  # more headers bring no fewer functions of a name
+        if "octet_binding" in text:
+            return True
+        if name := _first(_NAMED, text):
+            return name in wide()
+        if name := _first(_MEMBER, text):
+            return name in wide().macros
+        if call := _first(_CALL, text):
+            last = _first([r"(\w+)\s*(?:<.*>)?$"], call)
+            if last and re.match(r"(?:at|torch)::Tensor(?:Base)?::", call):
+                # Tensors are whole wherever they are named, but for what these methods take.
+                return last.startswith("index") or "brace-enclosed" in text
+            return not last or last in wide()
+        return bool(_NAMELESS.search(text)) or bool({*words} & wide().macros - {*macros()})
+
     found, lines = False, said.splitlines()
     for at, line in enumerate(lines):
         if error := _ERROR.match(line):
             found = True
             if error["file"] not in own_files:
                 return True
-            if _again(error["text"], lines[at + 1 :], own_files):
-                continue
-            if _mendable(error["text"], words, wide, macros):
+            if not _again(error["text"], lines[at + 1 :], own_files) and mendable(error["text"]):
                 return True
         elif _TOOL.match(line):
             found = True
@@ -87,25 +103,6 @@ def _again(text: str, after: list[str], own_files: Collection[str]) -> bool:
         return False
     earlier = next((m for m in map(_EARLIER.match, after) if m), None)
     return bool(earlier and earlier["file"] in own_files)
-
-
-def _mendable(text: str, words, wide, macros) -> bool:
-    """True if more headers may mend one error in the caller's text."""
-    if _OVERLOADED.search(text):
-        return False  # more headers bring no fewer functions of a name
-    if "octet_binding" in text:
-        return True
-    if name := _first(_NAMED, text):
-        return name in wide()
-    if name := _first(_MEMBER, text):
-        return name in wide().macros
-    if call := _first(_CALL, text):
-        name = re.search(r"(\w+)\s*(?:<.*>)?$", call)
-        if name and re.match(r"(?:at|torch)::Tensor(?:Base)?::", call):
-            # Tensors are whole wherever they are named, but for what these methods take.
-            return name[1].startswith("index") or "brace-enclosed" in text
-        return not name or name[1] in wide()
-    return bool(_NAMELESS.search(text)) or bool({*words} & wide().macros - {*macros()})
 
 
 def _first(patterns: list[str], text: str) -> str | None:

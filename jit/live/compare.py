@@ -1,18 +1,17 @@
 """An operator beside its reference: is each element within rounding of what it should be?
 
-What is compared: `X(*arguments)`, its gradients and their derivatives with those of
-`X_reference(*arguments)` in float64, for the arguments that `samples(device)` in `ops/X.py` yields,
-and for two that are made of these: one with other strides, one without elements. Beside each runs
-the fake kernel. By how much an element may differ, rounding.py finds out; torch.testing has one
-tolerance for all elements of a tensor, which hides what is wrong in the small ones.
-
-What reference and fake kernel say does not depend on the library: it is found out while the
-compiler runs.
+`X(*arguments)`, its gradients and their derivatives are compared with those of `X_reference` in
+float64, for what `samples(device)` in `ops/X.py` yields and for two samples made of it: one with
+other strides, one without elements. Beside each runs the fake kernel. By how much an element may
+differ, rounding.py finds out; torch.testing has one tolerance for all elements of a tensor, which
+hides what is wrong in the small ones. What reference and fake kernel say does not depend on the
+library: it is found out while the compiler runs.
 """
 
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -36,11 +35,15 @@ class Comparison:
     """
 
     def __init__(
-        self, module, unit: str, devices: list[str], alive: Callable[[], None] = lambda: None
+        self,
+        module: ModuleType,
+        unit: str,
+        devices: list[str],
+        alive: Callable[[], None] = lambda: None,
     ):
         self.alive, self.unit = alive, unit
         self.operator = getattr(module, unit)
-        self.reference = getattr(module, f"{unit}_reference", None)
+        self.reference: Callable = getattr(module, f"{unit}_reference", self.operator)
         self.difference: dict[str, float] = {}
         self.notes: list[str] = []
         self._module, self._devices = module, devices
@@ -78,7 +81,7 @@ class Comparison:
             self.notes.append(text)
 
     def _missing(self) -> str | None:
-        if self.reference is None:
+        if not hasattr(self._module, f"{self.unit}_reference"):
             return f"{self.unit}_reference"
         return None if hasattr(self._module, "samples") else "samples(device)"
 
@@ -231,7 +234,8 @@ class Sample:
         self._arriving.made()
         with self._guard.off():
             self._seen = [x.clone() for x in self._tensors]
-            self._expected, self._moved = self._by_reference(EXACT), {}
+            self._expected = self._by_reference(EXACT)
+            self._moved: dict[str, Tensor] = {}
         self._levels, self._runs = iter(LEVELS), 0
         self._known_for = {**self._arriving.asked}, self._twice
 

@@ -4,6 +4,7 @@ And what a trial makes of a sample: other strides, no elements, and tensors with
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +21,10 @@ class Arriving:
     """The gradients that arrive at the results of a function, the same for all that are compared.
 
     They are made for the operator, in its dtypes; its reference gets the same.
-
-    Attributes:
-        asked: shape, dtype and device of what they were asked for, by name.
     """
 
-    def __init__(self):
-        self.asked: dict[str, tuple] = {}
+    def __init__(self) -> None:
+        self.asked: dict[str, tuple] = {}  # by name the result's shape, dtype and device
         self._generator = torch.Generator().manual_seed(1)
         self._made: dict[str, tuple[tuple, Tensor]] = {}
 
@@ -79,9 +77,7 @@ def evaluate(
 ) -> dict[str, Tensor | None]:
     """Return what `function(*arguments)` gives, and its gradients to each floating argument.
 
-    Args:
-        arriving: the gradient that arrives at a result; None where nothing does.
-        twice: and the derivatives of those gradients, where there are any.
+    `arriving` gives what arrives at a result, or None; `twice`: the gradients' derivatives too.
     """
     leaves = [_leaf(x) for x in arguments]
     outputs = function(*leaves)
@@ -94,7 +90,7 @@ def evaluate(
         if isinstance(x, Tensor) and x.requires_grad
     }
 
-    def derive(results: dict, by: dict, what: str, again: bool):
+    def derive(results: dict, by: dict, what: str, again: bool) -> tuple[dict, dict]:
         results = {n: x for n, x in results.items() if isinstance(x, Tensor) and x.requires_grad}
         grads = {name: arriving(name, x) for name, x in results.items()}
         grads = {n: g.requires_grad_(again) for n, g in grads.items() if g is not None}
@@ -118,7 +114,7 @@ def evaluate(
     return {n: x.detach() if isinstance(x, Tensor) else x for n, x in found.items()}
 
 
-def _leaf(x):
+def _leaf(x: Any) -> Any:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
     return x.detach().requires_grad_()

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
 
 import torch
 
@@ -18,12 +19,12 @@ class Guard:
         self._arm(True)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave alone what is allocated from now on."""
         self._arm(False)
 
     @contextlib.contextmanager
-    def off(self):
+    def off(self) -> Iterator[None]:
         """Not for what runs here: it is trusted, and quicker so; in one thread too."""
         threads = torch.get_num_threads()
         self._arm(False)

@@ -1,27 +1,38 @@
 """`%load_ext loader`: what a notebook gets: edits taken in before each cell, and `%%cuda`."""
 
 import contextlib
+from typing import TYPE_CHECKING
 
 from .reload import stand_by, take_in_edits
 from .reloader import Interrupted
 
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
-def load(shell) -> None:
+
+def load(shell: "InteractiveShell") -> None:
     """Before each cell of `shell` look for edited sources; the cells' magic `%%cuda`."""
     stand_by()
     unload(shell)  # once is enough, however often it is loaded
     shell.events.register("pre_run_cell", before_cell)
-    shell.register_magic_function(_cuda(shell), "cell", "cuda")
+
+    def cuda(line: str, cell: str) -> None:
+        """`%%cuda NAME CONSTANT=VALUE ...`: the kernels of this cell, as the module NAME."""
+        from ..source.module import magic
+
+        magic(line, cell, shell.user_ns)
+
+    shell.register_magic_function(cuda, "cell")
 
 
-def unload(shell) -> None:
+def unload(shell: "InteractiveShell") -> None:
     """Undo `load`."""
     with contextlib.suppress(ValueError):  # it was not loaded
         shell.events.unregister("pre_run_cell", before_cell)
     shell.magics_manager.magics["cell"].pop("cuda", None)
 
 
-def before_cell(info=None) -> None:
+def before_cell(info: object = None) -> None:
     """Take in edits, and show what came of them; below 1 ms where nothing was edited.
 
     A Ctrl-C meanwhile ends the cell too, before it begins.
@@ -45,18 +56,8 @@ def _skip_cell() -> None:
     transformers = get_ipython().ast_transformers
 
     class Reject:
-        def visit(self, node):
+        def visit(self, node: object) -> None:
             transformers.remove(self)
             raise InputRejected("interrupted before the cell began")
 
     transformers.append(Reject())
-
-
-def _cuda(shell):
-    def cuda(line: str, cell: str):
-        """`%%cuda NAME CONSTANT=VALUE ...`: the kernels of this cell, as the module NAME."""
-        from ..source.module import magic
-
-        return magic(line, cell, shell.user_ns)
-
-    return cuda

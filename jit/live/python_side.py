@@ -6,15 +6,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import TypeGuard
 
 from ..errors import BuildError
 from ..operators.session import Session
 
+Stamp = tuple[int, int, int]  # what tells one state of a file from another without reading it
+
 _OF_A_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__", "__doc__")
 
 
-def stamp(path: str | Path) -> tuple[int, int, int] | None:
-    """Return what tells one state of a file from another without reading it; None if it is gone."""
+def stamp(path: str | Path) -> Stamp | None:
+    """Return the stamp of a file; None if it is gone."""
     try:
         found = os.stat(path)
     except OSError:
@@ -22,25 +25,25 @@ def stamp(path: str | Path) -> tuple[int, int, int] | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def python_files(session: Session, name: str) -> dict[str, tuple[int, int, int] | None]:
+def python_files(session: Session, name: str) -> dict[str, Stamp | None]:
     """Return `ops/X.py` and the modules beside it that it uses, with their stamps.
 
     Empty before the first use of the operator.
     """
     module = sys.modules.get(f"{session.package}.{name}")
-    files: dict[str, tuple[int, int, int] | None] = {}
+    files: dict[str, Stamp | None] = {}
     pending = [module] if module else []
     while pending:
         module = pending.pop(0)
-        path = os.path.relpath(module.__file__, session.root)
-        if path in files:
-            continue
-        files[path] = stamp(module.__file__)
-        pending += _used(session, module)
+        file = module.__file__ or ""
+        path = os.path.relpath(file, session.root)
+        if path not in files:
+            files[path] = stamp(file)
+            pending += _used(session, module)
     return files
 
 
-def texts_of(root: Path, stamps: dict[str, tuple[int, int, int] | None]) -> dict[str, bytes]:
+def texts_of(root: Path, stamps: dict[str, Stamp | None]) -> dict[str, bytes]:
     """Return the content of those files that are as their stamps say."""
     texts = {}
     for path, seen in stamps.items():
@@ -56,11 +59,8 @@ def run_again(
 ) -> None:
     """Run changed Python files again in their modules, the ones that others use first.
 
-    Functions that somebody holds get the code of those that replaced them.
-
-    Args:
-        texts: the content of the changed files, by path.
-        before: the content that the modules were made of, as far as it is known.
+    Functions that somebody holds get the code of those that replaced them. `texts` has the files by
+    path, `before` what the modules were made of, as far as it is known.
 
     Raises: BuildError where a file raises; all modules are then as they were, and what they had
         registered with torch is registered again where `before` has their content.
@@ -87,7 +87,7 @@ def run_again(
 def _run(module: ModuleType, text: bytes) -> None:
     """Run `text` in a module, and give the functions that were there the new code."""
     before = {**vars(module)}
-    exec(compile(text, module.__file__, "exec"), vars(module))
+    exec(compile(text, module.__file__ or "", "exec"), vars(module))
     for key, old in before.items():
         new = vars(module).get(key)
         if _is_own(old, module) and _is_own(new, module) and old is not new:
@@ -141,7 +141,7 @@ def _used(session: Session, module: ModuleType) -> list[ModuleType]:
     ]
 
 
-def _is_own(value, module: ModuleType) -> bool:
+def _is_own(value: object, module: ModuleType) -> TypeGuard[FunctionType]:
     """Return True for a plain function that a module defines."""
     return (
         isinstance(value, FunctionType)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..build.engine import work_folder
 from ..build.workshop import Compile, CompileError, locked_workshop
@@ -56,7 +57,7 @@ class Rebuilt:
     _link: Callable[[], Path]
     _close: ExitStack
 
-    def keep(self, store: Store, **facts) -> None:
+    def keep(self, store: Store, **facts: Any) -> None:
         """Link it for the store, and put it there, for the next process.
 
         Raises: BuildError, OSError.
@@ -98,14 +99,13 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 raise cannot_write(session.caches[-1], error) from None
             if recipe.inputs() != inputs:
                 continue
-            made = [o for o in objects if o.seconds is not None]
             return Rebuilt(
                 inputs=inputs,
                 key=key(inputs),
                 swap=swap,
                 seconds=time.perf_counter() - begun,
-                compiled={o.source: o.seconds for o in made},
-                resources=_resources("\n".join(o.said for o in made)),
+                compiled={o.source: o.seconds for o in objects if o.seconds is not None},
+                resources=_resources("\n".join(o.said for o in objects)),
                 _link=partial(recipe.link, shop, objects),
                 _close=stack.pop_all(),
             )

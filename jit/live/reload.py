@@ -1,18 +1,14 @@
-"""Edits of operators in a living process: found, built, tried, put in place; or refused.
+"""`loader.reload()`: edits in a living process, found, built, tried and put in place; or refused.
 
-    loader.reload()
-
-An edit goes through four steps, and whatever fails leaves the last good build at work: compile what
-changed (rebuild.py), try the library in another process against the reference (trial.py), put it in
-the place of the one in use (swap.py), and keep it in the store, where the next `import loader`
-finds it. `ops/X.py` is run again in its module, so that the functions that others hold change too.
+Whatever fails leaves the last good build at work: to compile what changed (rebuild.py), to try it
+in another process against the reference (trial.py), to put it in the place of what is in use
+(swap.py; python_side.py for `ops/X.py`), to keep it in the store for the next `import loader`.
 """
 
 from ..operators.session import SESSIONS
-from .attempt import TIME_LIMIT
-from .reloader import Reloader
+from .edit import TIME_LIMIT, Edit
+from .reloader import Reloader, Request
 from .report import Report
-from .versions import Edit
 
 reloader = Reloader()
 stand_by = reloader.stand_by
@@ -46,7 +42,7 @@ def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT) -> 
     for name in names:
         if name not in known:
             raise ValueError(f"{name!r} is no operator; there are {', '.join(sorted(known))}")
-    return reloader.reload(names, force, time_limit)
+    return reloader.reload(Request(names, force, time_limit))
 
 
 def take_in_edits() -> Report | None:
@@ -56,7 +52,7 @@ def take_in_edits() -> Report | None:
     """
     if reloader.is_unchanged():
         return None
-    report = reloader.reload()
+    report = reloader.reload(Request())
     return report if report.edits else None
 
 

@@ -2,28 +2,29 @@
 
 The look at the files and the putting in place happen in a thread that no Ctrl-C reaches, so that an
 operator is in its old state or in its new one whenever one comes. Building and trying happen in
-threads of their own; an attempt that is not waited for goes on, and a later reload takes it in.
+threads of their own; an edit that is not waited for goes on, and a later reload takes it in.
 """
 
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from ..build.slots import cores
 from ..errors import BuildError
-from ..machine.sources import Sources, listed, source_folders
+from ..machine.sources import listed, source_folders
 from ..operators.session import SESSIONS, Session
-from .attempt import TIME_LIMIT, Attempt, named, not_built
-from .python_side import stamp
+from .edit import TIME_LIMIT, Edit
+from .python_side import Stamp, stamp
 from .rebuild import swap_object
 from .report import Report
 from .trial import Trials
-from .versions import Edit, Operator, Task
+from .versions import Operator, sources_of
 
 _MOMENT = 0.05  # seconds, in which a Ctrl-C reaches all processes that it is meant for
 _ROUNDS = 5  # in which the files of an operator may change while it is built and tried
@@ -38,12 +39,15 @@ class Interrupted(KeyboardInterrupt):
         self.report = report
 
 
+@dataclass
 class Request:
-    """One call of `reload`, served in a thread of its own; `stopped` once nobody waits for it."""
+    """One call of `loader.reload`; `stopped` once nobody waits for it."""
 
-    def __init__(self, names: Iterable[str], force: bool, limit: float):
-        self.names, self.force, self.limit = set(names), force, limit
-        self.report, self.stopped = Report([]), False
+    names: tuple[str, ...] = ()
+    force: bool = False
+    limit: float = TIME_LIMIT
+    stopped: bool = False
+    report: Report = field(default_factory=lambda: Report([]))
 
 
 class Reloader:
@@ -52,10 +56,10 @@ class Reloader:
     `history` has the edits that were dealt with.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.history: list[Edit] = []
-        self._operators: dict[tuple[int, str], Operator] = {}
-        self._seen: dict[str, tuple | None] = {}
+        self._operators: dict[tuple[Session, str], Operator] = {}
+        self._seen: dict[str, Stamp | None] = {}
         self._trials: Trials | None = None
         self._renew()
         os.register_at_fork(after_in_child=self._renew)  # the threads are not there
@@ -65,8 +69,7 @@ class Reloader:
         self._news = threading.Condition()
         self._room = threading.Semaphore(max(1, cores() // 4))  # for what nobody waits for
         self._sessions: list[Session] = []  # all, once what they have is dealt with
-        self._attempts: dict[Operator, Attempt] = {}  # under way, or not taken in yet
-        self._settling: list[threading.Thread] = []
+        self._edits: dict[Operator, Edit] = {}  # under way, or not taken in yet
         self._inherited, self._trials = self._trials, None  # it answers the parent
 
     def is_unchanged(self) -> bool:
@@ -76,16 +79,15 @@ class Reloader:
         """
         return (
             len(self._sessions) == len(SESSIONS)
-            and not any(attempt.ended for attempt in [*self._attempts.values()])
+            and not any(edit.ended for edit in [*self._edits.values()])
             and all(stamp(path) == seen for path, seen in self._seen.items())
         )
 
-    def reload(self, names: Iterable[str] = (), force: bool = False, limit: float = TIME_LIMIT):
+    def reload(self, request: Request) -> Report:
         """Take in the edits of the operators named, or of all; a Report of them.
 
         Raises: Interrupted for a Ctrl-C; what was not taken in by then is still to come.
         """
-        request = Request(names, force, limit)
 
         def stop() -> None:
             request.stopped = True
@@ -107,30 +109,30 @@ class Reloader:
 
     def settle(self) -> None:
         """Wait until the store has all that is in use."""
-        for keeping in [*self._settling]:
-            keeping.join()
+        for edit in self.history:
+            if edit.keeping:
+                edit.keeping.join()
 
-    def look(self) -> list[Task]:
+    def look(self) -> list[Edit]:
         """Return what is to do, after a look at every file: what `is_unchanged` compares with.
 
         The files are looked at before they are read: an edit in between is found the next time.
         """
-        sessions, tasks = [*SESSIONS], []
+        sessions, edits = [*SESSIONS], []
         folders = [folder for session in sessions for folder in source_folders(session.root)]
         paths = [p for at in folders for p in (at, *(os.path.join(at, f) for f in listed(at)))]
         stamps = {path: stamp(path) for path in paths}
         for session in sessions:
             session.discover()
-            sources = _sources(session)
+            sources = sources_of(session)
             for name in [*session.units]:
-                operator = self._operators.get((id(session), name)) or Operator(session, name)
-                if operator.is_gone() and (id(session), name) not in self._operators:
-                    continue
-                self._operators[id(session), name] = operator
-                if task := operator.look(sources):
-                    tasks.append(task)
+                known = self._operators.get((session, name))
+                operator = known or Operator(session, name, sources)
+                if known or not operator.is_gone():
+                    self._operators[session, name] = operator
+                    edits.append(Edit(operator, operator.look(sources)))
         self._seen, self._sessions = stamps, sessions
-        return tasks
+        return [edit for edit in edits if edit.new or edit.files]
 
     @property
     def trials(self) -> Trials:
@@ -154,9 +156,11 @@ class Reloader:
                 raise ValueError(f"revert: there is no edit of {name!r} in this process to go back")
             begun = time.perf_counter()
             files = operator.go_back()
-            edit = Edit(name, files, "reverted", seconds=time.perf_counter() - begun)
-            task = operator.look(_sources(operator.session))
-            if still := [path for path in files if task and path in task.files]:
+            seconds = time.perf_counter() - begun
+            edit = _found(operator)
+            still = [path for path in files if path in edit.files]
+            edit.outcome, edit.files, edit.seconds = "reverted", files, seconds
+            if still:
                 holds = "still holds" if len(still) == 1 else "still hold"
                 edit.text = (
                     f"{', '.join(still)} {holds} the edit: a new process has it; this one once a "
@@ -171,109 +175,108 @@ class Reloader:
             if request.stopped:
                 return
         try:
-            tasks = self.look()
+            found = self.look()
             sessions, self._sessions = self._sessions, []
-            differ = {task.operator for task in tasks}
-            self._attempts = {o: a for o, a in self._attempts.items() if o in differ}
-            chosen = [t for t in tasks if not request.names or t.operator.name in request.names]
-            first, behind = self._in_order([t for t in chosen if t.new or request.force], request)
-            for task in first:
-                self._begin(task, request)
-            for task in first:
-                self._finish(task, request)
-            for task in behind if not request.stopped else ():
-                self._begin(task, request, behind=True)
+            differ = {edit.operator for edit in found}
+            self._edits = {o: edit for o, edit in self._edits.items() if o in differ}
+            chosen = [e for e in found if not request.names or e.unit in request.names]
+            wanted = [edit for edit in chosen if edit.new or request.force]
+            self._put_behind(wanted, request)
+            first = [edit for edit in wanted if not edit.behind]
+            for edit in first:
+                self._begin(edit, request)
+            for edit in first:
+                self._finish(edit, request)
+            for edit in wanted if not request.stopped else ():
+                if edit.behind:
+                    self._begin(edit, request)
             to_come = {e.unit for e in request.report.edits if e.outcome == "interrupted"}
-            request.report.behind += [o.name for o in self._attempts if o.name not in to_come]
-            if len(chosen) == len(tasks) and not request.stopped:
+            request.report.behind += [o.name for o in self._edits if o.name not in to_come]
+            if len(chosen) == len(found) and not request.stopped:
                 self._sessions = sessions
         finally:
             self._lock.release()
 
-    def _in_order(self, tasks: list[Task], request: Request) -> tuple[list[Task], list[Task]]:
-        """Return those to wait for, and those to be done behind them.
+    def _put_behind(self, edits: list[Edit], request: Request) -> None:
+        """Mark those that are done behind the others.
 
-        Behind are operators that are not in use, and whose changed files all concern one that is,
-        until they are ready.
+        They are of operators not in use, and their changed files all concern one that is.
         """
 
-        def paths(task: Task) -> set[Path]:
-            return {task.operator.session.root / path for path in task.compile}
+        def paths(edit: Edit) -> set[Path]:
+            return {edit.operator.session.root / path for path in edit.compile}
 
-        def is_waited_for(task: Task) -> bool:
-            return bool(task.operator.in_use or request.names or task.run or not_built(task))
+        def is_waited_for(edit: Edit) -> bool:
+            return bool(edit.operator.in_use or request.names or edit.run or edit.ended)
 
-        waited = [task for task in tasks if is_waited_for(task)]
-        shared = {path for task in waited for path in paths(task)}
+        shared = {path for edit in edits if is_waited_for(edit) for path in paths(edit)}
+        for edit in edits:
+            begun = self._edits.get(edit.operator)
+            done = begun and begun.ended and begun.serves(edit, request.force)
+            if not done and not is_waited_for(edit):
+                goes_on = begun and begun.behind and not begun.ended
+                edit.behind = bool(goes_on) or paths(edit) <= shared
 
-        def follows(task: Task) -> bool:
-            attempt = self._attempts.get(task.operator)
-            done = attempt and attempt.ended and attempt.serves(task, request.force)
-            if done or is_waited_for(task):
-                return False
-            goes_on = attempt and attempt.behind and not attempt.ended
-            return bool(goes_on or (paths(task) and paths(task) <= shared))
-
-        behind = {task.operator for task in tasks if follows(task)}
-        first = [task for task in tasks if task.operator not in behind]
-        return first, [task for task in tasks if task.operator in behind]
-
-    def _begin(self, task: Task, request: Request, behind: bool = False) -> None:
-        """Have a task done, if that is not under way: at once, or behind the others."""
-        if not_built(task):
-            return
-        attempt = self._attempts.get(task.operator)
-        if attempt is None or (attempt.ended and not attempt.serves(task, request.force)):
-            if not task.compile:
+    def _begin(self, edit: Edit, request: Request) -> None:
+        """Have an edit worked on, if that is not under way."""
+        begun = self._edits.get(edit.operator)
+        redo = begun is None or (begun.ended and not begun.serves(edit, request.force))
+        if redo or edit.ended:
+            if not edit.compile:
                 self.settle()  # the library that is tried may still be on its way into the store
-            attempt = Attempt(task, self.trials, request.force, request.limit, behind)
-            self._attempts[task.operator] = attempt
-        elif behind:
+            edit.force = request.force
+            begun = self._edits[edit.operator] = edit
+        elif edit.behind:
             return
-        run, name = (self._run_behind, "behind") if behind else (self._run, attempt.operator.name)
-        threading.Thread(target=run, args=(attempt,), name=f"loader takes in {name}").start()
+        if begun and not begun.ended:
+            name = f"loader takes in {'behind' if edit.behind else edit.unit}"
+            arguments = begun, request.limit, edit.behind
+            threading.Thread(target=self._work, args=arguments, name=name).start()
 
-    def _run(self, attempt: Attempt) -> None:
-        attempt.run(self._tell)
+    def _work(self, edit: Edit, limit: float, behind: bool) -> None:
+        """Have an edit built and tried.
 
-    def _run_behind(self, attempt: Attempt) -> None:
-        """Run what nobody waits for, a few at once; as the process ends, only what has begun."""
-        with self._room:
-            wanted = self._attempts.get(attempt.operator) is attempt
-            if wanted and threading.main_thread().is_alive():
-                self._run(attempt)
+        Of those that nobody waits for a few at once; as the process ends, only what has begun.
+        """
+        with self._room if behind else contextlib.nullcontext():
+            wanted = self._edits.get(edit.operator) is edit and threading.main_thread().is_alive()
+            if wanted or not behind:
+                edit.work(self.trials, limit)
+        self._tell()
 
-    def _finish(self, task: Task, request: Request) -> None:
+    def _finish(self, edit: Edit, request: Request) -> None:
         """Wait for what `_begin` began, and take it in."""
-        operator = task.operator
+        operator = edit.operator
         for _ in range(_ROUNDS):
-            if said := not_built(task):
-                operator.seen = task.state
-                self._note(said, request)
+            begun = self._edits[operator]
+            if not self._has_ended(begun, request):
+                begun.interrupted = True
+                to_come = Edit(operator, edit.after)
+                to_come.outcome, to_come.notes = "interrupted", []
+                request.report.edits.append(to_come)
                 return
-            attempt = self._attempts[operator]
-            with self._news:
-                self._news.wait_for(lambda a=attempt: a.ended or request.stopped)
-                if attempt.edit.outcome == "failed":  # killed by a Ctrl-C, it may turn out
-                    self._news.wait_for(lambda: request.stopped, _MOMENT)
-            if request.stopped:
-                attempt.interrupted = True
-                request.report.edits.append(Edit(operator.name, named(task), "interrupted"))
+            del self._edits[operator]
+            if begun.error:
+                raise begun.error
+            if begun.serves(edit, request.force):
+                begun.put_in_place()
+                self._note(begun, request)
                 return
-            del self._attempts[operator]
-            if attempt.error:
-                raise attempt.error
-            if attempt.serves(task, request.force):
-                keeping = [*self._settling, attempt.keeping]
-                self._settling = [thread for thread in keeping if thread and thread.is_alive()]
-                self._note(attempt.put_in_place(), request)
+            edit = _found(operator)
+            if not (edit.new or edit.files):
                 return
-            task = operator.look(_sources(operator.session))
-            if task is None:
-                return
-            self._begin(task, request)
-        text = f"{operator.name}: its sources kept changing while they were built and tried"
-        self._note(Edit(operator.name, named(task), "failed", text), request)
+            self._begin(edit, request)
+        edit.outcome = "failed"
+        edit.text = f"{edit.unit}: its sources kept changing while they were built and tried"
+        self._note(edit, request)
+
+    def _has_ended(self, edit: Edit, request: Request) -> bool:
+        """Wait until an edit was built and tried; False if somebody waits no longer."""
+        with self._news:
+            self._news.wait_for(lambda: edit.ended or request.stopped)
+            if edit.outcome == "failed":  # killed by a Ctrl-C, it may turn out
+                self._news.wait_for(lambda: request.stopped, _MOMENT)
+        return not request.stopped
 
     def _note(self, edit: Edit, request: Request) -> None:
         request.report.edits.append(edit)
@@ -284,8 +287,9 @@ class Reloader:
             self._news.notify_all()
 
 
-def _sources(session: Session) -> Sources:
-    return Sources(session.root, session.toolchain.header_folders)
+def _found(operator: Operator) -> Edit:
+    """Return what differs of an operator now."""
+    return Edit(operator, operator.look(sources_of(operator.session)))
 
 
 def _unbroken(work: Callable[[], T], stop: Callable[[], None] = lambda: None) -> T:

@@ -1,17 +1,17 @@
 """How far arithmetic in float32 may be from the exact result, element by element.
 
-The reference runs in float64, whatever dtype it asks for; then again with its arguments and each
+The reference runs in float64, whatever dtype it asks for; then with its arguments and each
 intermediate result off by several roundings of float32, at random or all in one direction (Monte
 Carlo arithmetic: Vignes 1993, Parker 1997). How far an element moves is what float32 does to it:
-little where terms agree, much where they cancel, a whole level where a number is next to a tie. No
-operator has to say how many operations it takes.
+little where terms agree, much where they cancel, a whole level where a number is next to a tie.
 """
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -58,7 +58,9 @@ class Rounding(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here; and it would import torch._dynamo, for a second
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         """Run one of PyTorch's own operators."""
         kwargs = {
             key: torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
@@ -69,14 +71,15 @@ class Rounding(TorchDispatchMode):
         changes = function._schema.is_mutable
         sums = torch.Tag.pointwise not in function.tags
 
-        def magnitude():
+        def magnitude() -> Any:
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 return function(*tree_map_only(Tensor, _magnitude, args), **kwargs)
+            return None
 
         before = magnitude() if changes and sums else None
         out = function(*args, **kwargs)
 
-        def rounded(x):
+        def rounded(x: Tensor) -> Tensor:
             if not (x.is_floating_point() and x.numel()) or x.is_meta or x._is_zerotensor():
                 return x  # nothing to round: torch has zeros without memory
             nearest = x.to(torch.float32).to(x.dtype)

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 
 def stand_by(channel: int) -> None:
@@ -53,7 +54,7 @@ def _tell_of(channel: socket.socket, live: Callable[[], None]) -> None:
     os._exit(0)
 
 
-def _send(channel: socket.socket, **message) -> None:
+def _send(channel: socket.socket, **message: object) -> None:
     channel.sendall(json.dumps(message).encode() + b"\n")
 
 
@@ -106,7 +107,7 @@ def _live(channel: socket.socket, order: dict) -> None:
         os._exit(0)
 
 
-def _time(module, unit: str) -> float | None:
+def _time(module: ModuleType, unit: str) -> float | None:
     """Microseconds of the operator's benchmark on the GPU; None where it cannot be had."""
     from ..machine.timing import time
 

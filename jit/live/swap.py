@@ -1,9 +1,8 @@
 """Putting a new build of an operator in the place of the one that a process has loaded.
 
 The new library registers its kernels with torch's dispatcher ahead of the old ones (swap.cpp), so
-whoever holds the operator calls the new code from then on: functions, modules, compiled graphs. The
-old library stays mapped, since calls and GPU work may still be in it; withdrawn, it is what is
-called again.
+that functions, modules and compiled graphs call the new code from then on. The old one stays
+mapped, for calls and GPU work that are still in it, and is called again once that is withdrawn.
 """
 
 import ctypes
@@ -57,7 +56,7 @@ class Swap:
         """Return a 1 for each schema that torch does not know yet, a 0 for all else."""
         new, texts = "", [ctypes.c_char_p() for _ in range(3)]
         while self._library.octet_swap_entry(ctypes.c_size_t(len(new)), *map(ctypes.byref, texts)):
-            namespace, key, text = (text.value.decode() for text in texts)
+            namespace, key, text = ((text.value or b"").decode() for text in texts)
             new += "1" if not key and self._is_new(f"{namespace}::{text}") else "0"
         return new
 

@@ -1,9 +1,9 @@
 """Trying a library in a process of its own, against the operator's reference, before it is used.
 
-A process that has imported torch, which takes 2 s, stands by (standby.py). For each trial it forks
-a child that makes itself ready while the compiler still runs. Whatever the library does, crash,
-hang, write where it should not, happens in the child. On the CPU every tensor of the child lies
-between pages that may not be touched (guard.cpp). What is compared, and how closely: compare.py.
+A process that has imported torch stands by (standby.py) and forks a child for each trial, which
+makes itself ready while the compiler runs. Whatever the library does, crash, hang, write where it
+should not, happens there; on the CPU every tensor lies between pages that may not be touched
+(guard.cpp). What is compared, and how closely: compare.py.
 """
 
 import contextlib
@@ -44,22 +44,17 @@ _ENDED_BY = {
 
 @dataclass
 class Verdict:
-    """How a trial ended.
+    """How a trial ended: `right`, `wrong`, `crashed`, `hung`, `raised`, or `untried`.
 
-    Attributes:
-        outcome: `right`, `wrong`, `crashed`, `hung`, `raised`, or `untried` where there is nothing
-            to compare.
-        text: what is wrong, for people.
-        difference: the largest from the reference by dtype, as a share of the largest value.
-        notes: what could not be compared, and why.
-        microseconds: of the operator's benchmark, on a GPU.
+    The last where there is nothing to compare.
     """
 
     outcome: str
-    text: str = ""
+    text: str = ""  # what is wrong, for people
+    # By dtype the largest from the reference, as a share of the largest value.
     difference: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    microseconds: float | None = field(default=None, compare=False)
+    notes: list[str] = field(default_factory=list)  # what could not be compared, and why
+    microseconds: float | None = field(default=None, compare=False)  # of its benchmark on a GPU
 
     def alarms(self, before: dict[str, float]) -> list[str]:
         """Say where it differs a hundred times as much as the code before it did."""
@@ -85,13 +80,13 @@ class Trials:
         self._control: socket.socket | None = None
         self._complaints = os.memfd_create("loader")  # what the process prints, should it fail
 
-    def start(self) -> None:
-        """Have the process stand by, without waiting for it."""
+    def start(self) -> socket.socket:
+        """Have the process stand by, without waiting for it; what its orders are sent by."""
         with self._lock, contextlib.ExitStack() as ours:
-            if self._process and self._process.poll() is None:
-                return
+            if self._control and self._process and self._process.poll() is None:
+                return self._control
             self.stop()
-            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             descriptors = [ours.enter_context(theirs).fileno()]
             parent = HOME if (HOME / "loader.py").exists() else HOME.parent
             code = _START.format(sys_path=[str(parent), *sys.path], channel=theirs.fileno())
@@ -112,6 +107,8 @@ class Trials:
                 pass_fds=descriptors,
                 start_new_session=True,
             )
+            self._control = control
+            return control
 
     def stop(self) -> None:
         """End the process that stands by."""
@@ -130,9 +127,9 @@ class Trials:
         ours, theirs = socket.socketpair()
         with theirs:
             for _ in range(2):
-                self.start()
+                control = self.start()
                 with self._lock, contextlib.suppress(OSError):  # it died: once more
-                    socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
+                    socket.send_fds(control, [json.dumps(order).encode()], [theirs.fileno()])
                     break
         return Trial(ours, self._last_words)
 

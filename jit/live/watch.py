@@ -12,7 +12,7 @@ _LOOK_AGAIN = 500  # milliseconds, for what was built behind
 class Watch:
     """A thread that waits for the system to tell of a changed file; `stop()` or `with` ends it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         try:
             from watchfiles import watch as changes
         except ImportError:
@@ -42,14 +42,14 @@ class Watch:
         """Itself."""
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Stop."""
         self.stop()
 
     def _run(self) -> None:
         for _ in self._changes:
             try:
-                report = take_in_edits()
+                report = str(take_in_edits() or "")
             except (OSError, RuntimeError, ValueError) as error:  # the next edit may do better
                 report = f"loader: {error}"
             if report:

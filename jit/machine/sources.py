@@ -96,7 +96,7 @@ class Sources:
     ):
         self._root, self._given = str(root), texts or {}
         self._folders = (*include_folders(root), *folders)
-        self._read = cache(self._read_file)
+        self._read, self._reached = cache(self._read_file), cache(self._reach)
 
     def closure(self, source: str) -> dict[str, str]:
         """SHA-256 of `source` and of every header that it reaches, by path below the root.
@@ -104,21 +104,32 @@ class Sources:
         An include that a condition leaves out counts as reached, and one by a macro reaches every
         header there is: one miss too many is harmless.
         """
+        return {**self._reached(source)[0]}
+
+    def foreign(self, source: str) -> set[str | None]:
+        """The headers that `source` reaches of the toolchain's, torch's say; None: by a macro."""
+        return self._reached(source)[1]
+
+    def _reach(self, source: str) -> tuple[dict[str, str], set[str | None]]:
         found: dict[str, str] = {}
+        foreign: set[str | None] = set()
         pending = [source]
         while pending:
             path = pending.pop()
             digest, includes = self._read(path)
             if digest is None or path in found:
-                continue  # without a digest: a header of torch or the system, of the toolchain
+                continue
             found[path] = digest
             places = (os.path.dirname(path), *self._folders)
             for name in includes:
                 if name is None:
-                    pending += self._all_headers()
+                    there = self._all_headers()
                 else:
-                    pending += [os.path.normpath(os.path.join(at, name)) for at in places]
-        return found
+                    there = [os.path.normpath(os.path.join(at, name)) for at in places]
+                pending += there
+                if name is None or all(self._read(path)[0] is None for path in there):
+                    foreign.add(name)
+        return found, foreign
 
     def _all_headers(self) -> list[str]:
         """Every file below `include_folders`, `kernels/` and `ops/` that may be a header."""

@@ -32,6 +32,10 @@ NATIVE = "-march=native"
 CFLAGS = ["-O3", "-fopenmp-simd", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # -O is for the launchers alone: device code is optimised fully in any case.
 CUDA_FLAGS = ["-O1", "-Xcompiler", "-fvisibility=hidden", *_UNDEFINE]
+# The oldest torch that an operator serves which keeps to the stable ABI, and what has torch's
+# headers bring no more than that one knows.
+STABLE_ABI = "2.10"
+ON_STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
 
 class _Facts(NamedTuple):
@@ -46,6 +50,7 @@ class _Facts(NamedTuple):
     cuda_flags: tuple[str, ...]
     ldflags: tuple[str, ...]
     environment: tuple[str, ...]
+    cuda: str = ""  # that this torch is made with, e.g. "13.0"
 
 
 class Toolchain(_Facts):
@@ -55,7 +60,7 @@ class Toolchain(_Facts):
     def identity(self) -> dict:
         """Return what enters a build's key, by name."""
         facts = {k: [*v] if isinstance(v, tuple) else v for k, v in self._asdict().items()}
-        del facts["cuda_home"]  # nvcc's identity has the path
+        del facts["cuda_home"], facts["cuda"]  # nvcc's identity has the path, torch's the CUDA
         if not self.architectures:
             del facts["nvcc"], facts["cuda_flags"]
         return facts
@@ -87,8 +92,7 @@ def current(cache_dir: Path) -> Toolchain:
     home = cuda_home() if torch.version.cuda else None
     nvcc = os.environ.get("PYTORCH_NVCC") or (os.path.join(home, "bin", "nvcc") if home else None)
     native = settings.value("LOADER_NATIVE") == "1"
-    cflags = [*words(FLAGS), *CFLAGS, f"-DOCTET_CUDA_VERSION={torch.version.cuda or 'none'}"]
-    cflags += [NATIVE] if native else []
+    cflags = [*words(FLAGS), *CFLAGS, *([NATIVE] if native else [])]
     # nvcc runs a host compiler of its own choice, which torch's load() takes from CC.
     host = os.environ.get("CC") or os.environ.get("NVCC_CCBIN") or "g++"
     programs = [identity(command) for command in (nvcc or "", host)]
@@ -104,6 +108,7 @@ def current(cache_dir: Path) -> Toolchain:
         cuda_flags=tuple(CUDA_FLAGS),
         ldflags=tuple(words(LINK_FLAGS)),
         environment=tuple(f"{n}={os.environ[n]}" for n in _ENVIRONMENT.split() if n in os.environ),
+        cuda=torch.version.cuda or "",
     )
 
 

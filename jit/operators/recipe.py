@@ -7,12 +7,12 @@ from pathlib import Path
 from ..build import flags
 from ..build.workshop import Compile, Object, Workshop
 from ..cache.explain import why_built
-from ..cache.key import built_sources, manifest
+from ..cache.key import built_sources, keeps_to_stable_abi, manifest
 from ..cache.store import Store
 from ..errors import BuildError
 from ..errors.diagnose import explain_failure
 from ..machine.sources import HOME, Sources, Unit
-from ..machine.toolchain import NATIVE, Toolchain
+from ..machine.toolchain import NATIVE, ON_STABLE_ABI, Toolchain
 
 # Has ptxas tell registers and spills of each kernel, which `loader.reload()` shows.
 _TELL_RESOURCES = ["-Xptxas", "-v"]
@@ -56,7 +56,9 @@ class OperatorRecipe:
         """Compile what is not there yet; all objects, in the order of the sources."""
         costs = self._costs()
         longest_first = sorted(costs, key=costs.__getitem__, reverse=True)
-        return workshop.compile(map(self._compile, longest_first))
+        stable = keeps_to_stable_abi(self._unit, self._toolchain, self._read())
+        define = [*["-DOCTET_CUDA"] * self._with_cuda, *[ON_STABLE_ABI] * stable]
+        return workshop.compile(self._compile(source, define) for source in longest_first)
 
     def link(self, workshop: Workshop, objects: list[Object], *more: str) -> Path:
         """Link these objects, and `more`, to a library under a name of its own."""
@@ -87,10 +89,9 @@ class OperatorRecipe:
             costs[source] = size // 2 if source.startswith("ops/") else size
         return costs
 
-    def _compile(self, source: str) -> Compile:
+    def _compile(self, source: str, define: list[str]) -> Compile:
         toolchain, found, root = self._toolchain, self._flags(), self._unit.root
         includes = [str(at / "include") for at in dict.fromkeys((root, HOME))]
-        define = ["-DOCTET_CUDA"] if self._with_cuda else []
         if source.endswith(".cu"):
             own = [*toolchain.cuda_flags, *_TELL_RESOURCES, *_NO_SPECIAL_FUNCTIONS, *define]
             command = toolchain.command("PYTORCH_NVCC")

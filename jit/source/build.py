@@ -4,23 +4,28 @@ Found in this process or in the store, or made: by NVRTC in this process, or by 
 no operator's compilers; where the cache cannot be written it goes to a folder for the moment.
 """
 
-import re
+import contextlib
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
 from ctypes import c_void_p
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from ..cache.key import key as key_of
 from ..cache.store import Store
 from ..errors import BuildError, CacheError
+from ..errors.literal import with_places
 from ..machine import settings, toolchain
 from ..machine.forks import Lock
 from ..machine.sources import HOME, Sources
 from . import constants, nvrtc
 from .signature import Kernel, split_symbol
+
+if TYPE_CHECKING:  # which a build in the store does without
+    from ..build.workshop import Workshop
 
 _FORMAT = 2  # raise when what is stored, or the way it is made, changes
 _lock = Lock()
@@ -31,20 +36,20 @@ class Build:
     """The product of a recipe, from its file and what was recorded of it.
 
     Attributes:
-        code: CUDA's machine code, or the library of the CPU's kernels.
+        code: CUDA's machine code; of a build for the CPU there is `run` instead.
         kernels: those that it has.
         templates: names of the source's templates of kernels.
     """
 
-    def __init__(self, library: Path, facts: dict):
+    def __init__(self, made: Path, facts: dict):
         self.templates = facts["templates"]
         if facts["inputs"]["target"] == "cpu":
-            from .emulate import Library
+            from . import emulate
 
-            self.code = Library(library, facts["kernels"])
-            self.kernels = self.code.kernels
+            library = emulate.Library(made, facts["kernels"])
+            self.run, self.kernels = library.run, library.kernels
         else:
-            self.code = library.read_bytes()
+            self.code = made.read_bytes()
             self.kernels = [Kernel(*row) for row in facts["kernels"]]
         self._modules: dict[int, c_void_p] = {}
 
@@ -62,27 +67,19 @@ class Build:
         return ask(f"source_module: {name}", "cuModuleGetFunction", module, name.encode())
 
 
-class SourceRecipe(NamedTuple):
-    """One source for one architecture, or for the CPU; see engine.Recipe.
-
-    Attributes:
-        macros: constants, as C++ spells them.
-        options: the user's own for NVRTC.
-        folders: the user's own, of headers.
-        place: tells where the source's first line stands.
-        arch: such as "90a"; "" on the CPU.
-        names: instances of templates that are wanted.
-        made: builds of this and its like, by architecture and names: each is the same for ever.
-    """
+@dataclass(eq=False, repr=False)
+class SourceRecipe:
+    """One source for one architecture, or for the CPU; see engine.Recipe."""
 
     source: str
-    macros: dict[str, str]
-    options: list[str]
-    folders: list[str]
-    place: Callable[[], tuple[str, int] | None]
-    arch: str
-    names: tuple[str, ...]
-    made: dict[tuple, Build]
+    macros: dict[str, str]  # constants, as C++ spells them
+    options: list[str]  # the user's own for NVRTC
+    folders: list[str]  # the user's own, of headers
+    place: Callable[[], tuple[str, int] | None]  # tells where the source's first line stands
+    arch: str  # such as "90a"; "" on the CPU
+    names: tuple[str, ...] = ()  # instances of templates that are wanted
+    # Builds of this and its like, by architecture and names: each is the same for ever.
+    made: dict[tuple, Build] = field(default_factory=dict)
     unit = label = "source_module"
 
     def build(self) -> Build:
@@ -103,9 +100,9 @@ class SourceRecipe(NamedTuple):
         """Return all that a build depends on, as plain data."""
         tools, cpu = _tools(), not self.arch
         if cpu:
-            from .emulate import OPTIONS as options
-            from .emulate import OWN as own
+            from . import emulate
 
+            options, own = emulate.OPTIONS, [*emulate.OWN]
             compiler = [str(tools.cxx), *tools.environment, *toolchain.words(toolchain.FLAGS)]
         else:
             compiler = nvrtc.identity(nvrtc.header_folders(tools.cuda_home))
@@ -133,61 +130,55 @@ class SourceRecipe(NamedTuple):
 
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler for the CPU."""
-        if not self.arch and _tools().cxx is None:
-            raise BuildError(
-                f"source_module: no C++ compiler: {toolchain.command('CXX')[0]}: not found; "
-                "apt install g++, or set CXX"
-            )
+        from ..build import flags
 
-    def make(self, workshop, inputs: dict) -> tuple[Path, dict]:
+        if not self.arch:
+            flags.check_compiler(_tools())
+
+    def make(self, workshop: "Workshop", inputs: dict) -> tuple[Path, dict]:
         """Compile the source; NeedsGpu for what cannot run on the CPU."""
-        from . import text as kernel_text
+        from . import emulate, text
 
         workshop.at_once = True
         shutil.rmtree(workshop.folder)  # what killed processes left
         workshop.folder.mkdir(mode=0o700)
-        there = kernel_text.kernels(self.source)
-        facts = {"templates": [kernel.name for kernel in there if kernel.template], "kernels": []}
-        facts["why"] = [f"{', '.join(kernel.name for kernel in there)} for {inputs['target']}"]
+        there = text.kernels(self.source)
+        facts = {
+            "templates": [kernel.name for kernel in there if kernel.template],
+            "why": [f"{', '.join(kernel.name for kernel in there)} for {inputs['target']}"],
+        }
         prologue = constants.prologue(self.macros, nvrtc.FILE)
         folders = [*self.folders, str(HOME / "include")]
         if not self.arch:
-            from .emulate import compile
-
-            made, facts["kernels"] = compile(workshop, self, prologue, folders)
-            return made, facts
+            made, kernels = emulate.compile(
+                workshop, self.source, self.names, prologue, folders, self.at
+            )
+            return made, {**facts, "kernels": kernels}
         folders += nvrtc.header_folders(_tools().cuda_home)
         options = [*(f"-I{path}" for path in folders), *self.options]
-        source = prologue + kernel_text.with_cxx_names(self.source)
+        source = prologue + text.with_cxx_names(self.source)
         code, sizes, instances = nvrtc.compile(source, self.arch, options, self.names)
+        found = []
         for symbol in sizes:
             name, types = split_symbol(symbol)
-            names = kernel_text.parameters(name, there)
-            kernel = Kernel(instances.get(symbol, name), types, sizes[symbol], names, symbol)
-            facts["kernels"].append(kernel)
+            names = text.parameters(name, there)
+            found.append(Kernel(instances.get(symbol, name), types, sizes[symbol], names, symbol))
         made = workshop.folder / "kernels.cubin"
         made.write_bytes(code)
-        return made, facts
+        return made, {**facts, "kernels": found}
 
-    def explain(self, output: str, workshop) -> BuildError:
+    def explain(self, output: str, workshop: "Workshop") -> BuildError:
         """Return the first errors of a compiler, at the lines of the string."""
         from ..errors.diagnose import explain_failure
 
         (workshop.folder / nvrtc.FILE).write_text(self.source, errors="replace")
         causes = explain_failure(output, workshop.folder, (nvrtc.FILE,))
         file, first = self.place() or ("source", 1)
-        name = re.escape(nvrtc.FILE)
-
-        def moved(number: re.Match) -> str:
-            return f"{int(number[0]) + first - 1:>{len(number[0])}}"
-
-        def with_lines(place: re.Match) -> str:  # those that are quoted below it
-            return re.sub(r"(?m)^ *\d+(?= \|)", moved, place[0])
-
-        text = causes.replace("; the others are in the log)", ")")
-        text = re.sub(rf"(?m)^{name}:\d.*(?:\n *\d* \|.*)*", with_lines, text)
-        text = re.sub(rf"(?<=\b{name}:)\d+", moved, text).replace(f"{nvrtc.FILE}:", f"{file}:")
-        return BuildError(f"source_module: the source does not compile:\n{text}")
+        causes = with_places(
+            causes.replace("; the others are in the log)", ")"),
+            lambda name, line: (file, first + line - 1) if name == nvrtc.FILE else None,
+        )
+        return BuildError(f"source_module: the source does not compile:\n{causes}")
 
     def at(self, file: str, line: int) -> str:
         """Return where a line of a file is, the source's as the user finds it."""
@@ -199,14 +190,14 @@ class SourceRecipe(NamedTuple):
 
 def _opened(recipe: SourceRecipe, store: Store, key: str) -> Build | None:
     """The build that the store has; None where it has none, or one that is damaged."""
-    library = store.verified(recipe.unit, key)
-    facts = library and store.manifest(recipe.unit, key)
-    if not facts or (not recipe.arch and store.hold(library) is None):
+    made = store.verified(recipe.unit, key)
+    facts = made and store.manifest(recipe.unit, key)
+    if not made or not facts or (not recipe.arch and store.hold(made) is None):
         return None
     try:
-        return Build(library, facts)
+        return Build(made, facts)
     except (OSError, KeyError, ValueError, TypeError, AttributeError):  # damaged facts
-        store.discard(store.path / library.parent.name)
+        store.discard(store.path / made.parent.name)
         return None
 
 
@@ -220,17 +211,18 @@ def _built(recipe: SourceRecipe, store: Store) -> Build:
     from ..build import batch
     from ..build.progress import Quiet
 
-    try:
-        job = batch.build(recipe, store, Quiet())
-    except CacheError as error:
-        warnings.warn(
-            f"kernels from a string are compiled anew in each process: {error}", stacklevel=2
-        )
-        with tempfile.TemporaryDirectory(prefix="octet-") as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            job = batch.build(recipe, store, Quiet())
+        except CacheError as error:
+            warnings.warn(
+                f"kernels from a string are compiled anew in each process: {error}", stacklevel=2
+            )
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="octet-"))
             store = Store([Path(folder)])
-            return _opened(recipe, store, batch.build(recipe, store, Quiet()).key)
-    if built := _opened(recipe, store, job.key):
-        return built
+            job = batch.build(recipe, store, Quiet())
+        if built := _opened(recipe, store, job.key):
+            return built
     raise BuildError("source_module: its build was removed at once; try again")
 
 

@@ -82,6 +82,7 @@ def _literal(name: str, value: object) -> str:
     if isinstance(value, bool) or kind == "bool":
         return "true" if value else "false"
     if isinstance(value, numbers.Integral):
+        value = int(value)
         if not -(1 << 63) <= value < 1 << 64:
             raise ValueError(
                 f"source_module: the constant {name} must fit into 64 bits, got {value}"

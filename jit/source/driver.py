@@ -1,14 +1,14 @@
 """The few functions of CUDA's driver that load a kernel and launch it.
 
-Called through ctypes, whose call takes a microsecond; they have been the same since CUDA 4. torch
-has loaded the driver and owns the contexts: a device's primary one is current where torch works.
-cuda.bindings would do as well, but takes 30 ms to import, six times what a kernel takes that is in
-the store.
+Called through ctypes, in a microsecond; they have been the same since CUDA 4. torch has loaded the
+driver, and a device's primary context is current where torch works. cuda.bindings would do as well,
+but takes 30 ms to import, six times what a kernel takes that is in the store.
 """
 
 import ctypes
 from ctypes import byref, c_int, c_void_p
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -43,7 +43,7 @@ def check(status: int, what: str) -> None:
         raise RuntimeError(f"{what}: {said[0]}: {said[1]}")
 
 
-def ask(what: str, name: str, *arguments, kind: type = c_void_p):
+def ask(what: str, name: str, *arguments: object, kind: type = c_void_p) -> Any:
     """Return what a function of the driver gives: a handle, unless it is of another kind."""
     found = kind()
     check(getattr(library(), name)(byref(found), *arguments), what)
@@ -62,7 +62,7 @@ def enter() -> None:
         check(library().cuCtxSetCurrent(context), "context")
 
 
-def launch_again(status: int, name: str, *arguments) -> None:
+def launch_again(status: int, name: str, *arguments: object) -> None:
     """After a launch that failed: once more, where this thread had no context yet; or the error."""
     if status == _INVALID_CONTEXT:
         enter()

@@ -6,8 +6,9 @@ other, so what needs several at a time is refused, with its line.
 
 import ctypes
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import BuildError
 from ..errors.cxx import blanked
@@ -17,6 +18,9 @@ from ..machine.toolchain import FLAGS, command, words
 from .nvrtc import FILE
 from .signature import Kernel, split_symbol
 from .text import kernels, parameters
+
+if TYPE_CHECKING:
+    from ..build.workshop import Workshop
 
 _GUARD = "jit/source/guard.cpp"  # of faults in kernels
 OWN = "include/emulate.h", _GUARD  # from loader's home
@@ -52,37 +56,44 @@ class NeedsGpu(BuildError, NotImplementedError):
         )
 
 
-def compile(workshop, recipe, prologue: str, folders: list[str]) -> tuple[Path, list[tuple]]:
-    """Return a library that runs the kernels of a recipe; their names and their parameters'.
+def compile(
+    workshop: "Workshop",
+    source: str,
+    names: Sequence[str],
+    prologue: str,
+    folders: list[str],
+    at: Callable[[str, int], str],
+) -> tuple[Path, list[tuple]]:
+    """Return a library that runs a source's kernels; their names and their parameters'.
 
-    `prologue` stands before the source and ends with a `#line`; `folders` have headers.
+    `names` are instances of templates that are wanted; `prologue` stands before the source and ends
+    with a `#line`; `folders` have headers; `at` tells where a line of a file is.
 
     Raises: CompileError with the compiler's output; NeedsGpu for what only a GPU can run.
     """
-    folder, source = workshop.folder, recipe.source
-    for match in re.finditer(_HEADERS, blanked(source, strings=False)):
-        where = recipe.at(FILE, source.count("\n", 0, match.start()) + 1)
-        raise NeedsGpu(where, f"<{match[1]}>, a header for GPUs")
+    folder = workshop.folder
+    if header := re.search(_HEADERS, blanked(source, strings=False)):
+        where = at(FILE, source.count("\n", 0, header.start()) + 1)
+        raise NeedsGpu(where, f"<{header[1]}>, a header for GPUs")
     (folder / FILE).write_text(source)  # to be quoted
     (folder / "unit.cpp").write_text(f'#include "emulate.h"\n{prologue}{source}\n')
     (folder / "none").mkdir(exist_ok=True)
-    for header in _NO_HEADERS:
-        (folder / "none" / header).touch()
+    for name in _NO_HEADERS:
+        (folder / "none" / name).touch()
     compiler = [*command("CXX"), *words(FLAGS), *OPTIONS]
     paths = [f"-I{path}" for path in ("none", *folders)]
     unit = workshop.link([*compiler, "-E", *paths, "unit.cpp"], "unit.ii")
     try:
         lines = [*_own_lines(unit.read_text(errors="replace"))]
         code = "\n".join(line for *_, line in lines)
-        needed = re.compile("|".join(f"({pattern})" for pattern in _NEEDS_GPU.values()))
         for (file, number, _), line in zip(lines, blanked(code).split("\n"), strict=True):
-            if match := needed.search(line):
-                what = [*_NEEDS_GPU][match.lastindex - 1]
-                raise NeedsGpu(recipe.at(file, number), f"{match[0]} ({what})")
+            for what, pattern in _NEEDS_GPU.items():
+                if match := re.search(pattern, line):
+                    raise NeedsGpu(at(file, number), f"{match[0]} ({what})")
         there = kernels(code.replace(_MARK, "__global__"))
-        found = [kernel.name for kernel in there if not kernel.template] + [*recipe.names]
-        with unit.open("a") as file:
-            file.write('\n# 1 "kernels"\n' + "".join(map(_launcher, range(len(found)), found)))
+        found = [kernel.name for kernel in there if not kernel.template] + [*names]
+        with unit.open("a") as more:
+            more.write('\n# 1 "kernels"\n' + "".join(map(_launcher, range(len(found)), found)))
         inputs = ["-x", "c++-cpp-output", unit.name, "-x", "c++", str(HOME / _GUARD)]
         library = workshop.link([*compiler, *inputs, "-shared"], "kernels.so")
         return library, [(name, parameters(name, there)) for name in found]
@@ -121,14 +132,15 @@ class Library:
     """A loaded library of `compile`, and its kernels."""
 
     def __init__(self, path: Path, named: Sequence[tuple[str, list[str]]]):
-        self._library, self.kernels = ctypes.CDLL(str(path)), []
+        self._library, self.kernels = ctypes.CDLL(str(path)), list[Kernel]()
         for number, (name, names) in enumerate(named):
             tell, sizes = (self._library[f"octet_{what}_{number}"] for what in ("type", "sizes"))
             tell.restype, sizes.restype = ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)
             _, types = split_symbol(tell().decode())  # such as FvPfiE
-            self.kernels.append(Kernel(name, types, sizes()[: len(types)], names, number))
+            known = sizes()[: len(types or ())]
+            self.kernels.append(Kernel(name, types, known, names, str(number)))
 
-    def run(self, number: int, shape: tuple[int, ...], arguments: int) -> str | None:
+    def run(self, number: str, shape: tuple[int, ...], arguments: int) -> str | None:
         """Run a kernel over grid and block; None, or what failed in it."""
         call = self._library[f"octet_run_{number}"]
         call.restype, call.argtypes = ctypes.c_char_p, (ctypes.c_void_p, ctypes.c_void_p)

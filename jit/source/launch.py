@@ -10,11 +10,13 @@ import operator
 import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from .signature import Kernel, Parameter
 
+Size = int | Sequence[int]
 _MOST_THREADS = 1024  # in a block, on all GPUs there are
 _GRID, _BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
 # Attributes of a function, as the driver numbers them: threads in a block, bytes of static shared
@@ -33,7 +35,7 @@ def _room(parameters: Sequence[Parameter]) -> Callable[[Sequence], int]:
     addresses = (ctypes.c_void_p * len(places))(*places)
     pack, address = packing.pack_into, ctypes.addressof(addresses)
 
-    def fill(values: Sequence, _kept=addresses) -> int:
+    def fill(values: Sequence, _kept: object = addresses) -> int:
         pack(memory, start, *values)
         return address
 
@@ -77,7 +79,7 @@ class _Function:
             )
         return [convert(x) for convert, x in zip(self._converters, args, strict=True)]
 
-    def _sizes(self, name: str, given, most: tuple[int, int, int]) -> tuple[int, int, int]:
+    def _sizes(self, name: str, given: Any, most: tuple[int, ...]) -> tuple[int, ...]:
         """A grid's or block's three sizes."""
         words = given if isinstance(given, (tuple, list, torch.Size)) else (given,)
         try:
@@ -97,7 +99,9 @@ class _Function:
                 )
         return sizes
 
-    def _shape(self, grid, block, shared, most_threads: int, why: str) -> tuple[int, ...]:
+    def _shape(
+        self, grid: Size, block: Size, shared: int, most_threads: int, why: str
+    ) -> tuple[int, ...]:
         """Grid, block and shared bytes, checked."""
         blocks, threads = self._sizes("grid", grid, _GRID), self._sizes("block", block, _BLOCK)
         count = threads[0] * threads[1] * threads[2]
@@ -118,7 +122,9 @@ class CpuFunction(_Function):
         super().__init__(name, kernel)
         self._run = run
 
-    def __call__(self, *args, grid=1, block, shared: int = 0, stream=None) -> None:
+    def __call__(
+        self, *args: Any, grid: Size = 1, block: Size, shared: int = 0, stream: Any = None
+    ) -> None:
         """Run the kernel to its end on CPU tensors."""
         values = self._values(args)
         for i in self._pointers:
@@ -148,7 +154,7 @@ class _Loaded:
     def __init__(self, handle: ctypes.c_void_p, device: int):
         from .driver import ask
 
-        self.handle, self.shapes = handle, {}
+        self.handle, self.shapes = handle, dict[tuple, tuple[int, ...]]()
         self.most_threads, self.static_shared, self.local, self.registers = (
             ask("attributes", "cuFuncGetAttribute", which, handle, kind=ctypes.c_int).value
             for which in _ATTRIBUTES  # the first one loads the code onto the device
@@ -181,7 +187,9 @@ class CudaFunction(_Function):
             self._on[index] = _Loaded(self._handle(index), index)
         return self._on[index]
 
-    def __call__(self, *args, grid=1, block, shared: int = 0, stream=None) -> None:
+    def __call__(
+        self, *args: Any, grid: Size = 1, block: Size, shared: int = 0, stream: Any = None
+    ) -> None:
         """Launch the kernel on the device of the tensors, in torch's current stream there.
 
         Args:
@@ -228,7 +236,7 @@ class CudaFunction(_Function):
             self._again(status, self.name, *launch)
         self._free.append(fill)  # the driver has copied them
 
-    def _new_shape(self, on: _Loaded, grid, block, shared) -> tuple[int, ...]:
+    def _new_shape(self, on: _Loaded, grid: Size, block: Size, shared: int) -> tuple[int, ...]:
         """A grid, block and shared memory of which this function has not heard yet."""
         few = ""
         if on.most_threads < _MOST_THREADS:
@@ -266,7 +274,7 @@ class CudaFunction(_Function):
             f'{name}.cuda(), or make the module with device="cpu"'
         )
 
-    def _raw(self, stream, index: int) -> int:
+    def _raw(self, stream: Any, index: int) -> int:
         if not isinstance(stream, torch.cuda.Stream):
             raise TypeError(
                 f"{self.name}: stream must be a torch.cuda.Stream, got {type(stream).__name__}"

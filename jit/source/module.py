@@ -5,7 +5,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from ctypes import c_void_p
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -22,8 +25,8 @@ def source_module(
     device: torch.device | str | None = None,
     arch: str | None = None,
     options: Sequence[str] = (),
-    include_dirs: Sequence[str | os.PathLike] = (),
-    **constants,
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+    **constants: object,
 ) -> "SourceModule":
     '''Compile CUDA kernels from a string, PyCUDA's way, without the wait.
 
@@ -60,12 +63,15 @@ def source_module(
     Raises: BuildError with the compiler's errors, each at its line of the string; TypeError or
         ValueError for an argument; NotImplementedError for what the CPU cannot run.
     '''
-    place = functools.partial(locate_in, source, sys._getframe(1).f_code.co_filename)
-    return _module(source, constants, device, arch, options, include_dirs, place)
+    folders, caller = _checked(source, options, include_dirs), sys._getframe(1).f_code
+    is_cell = caller is magic.__code__
+    place = _cell_place if is_cell else functools.partial(locate_in, source, caller.co_filename)
+    macros, target = _constants.definitions(constants), _target(device, arch)
+    return SourceModule(SourceRecipe(source, macros, [*map(str, options)], folders, place, target))
 
 
-def _module(source, constants, device, arch, options, include_dirs, place) -> "SourceModule":
-    """A module, its arguments checked."""
+def _checked(source: object, options: object, include_dirs: Any) -> list[str]:
+    """Return the folders, for sources and lists that can be used."""
     if not isinstance(source, str):
         cure = "; decode it" if isinstance(source, (bytes, bytearray)) else ""
         cure = "; pass its read_text()" if isinstance(source, os.PathLike) else cure
@@ -75,20 +81,18 @@ def _module(source, constants, device, arch, options, include_dirs, place) -> "S
     if "\0" in source:
         raise ValueError("source_module: source must be text, got a string with null characters")
     for name, words in (("options", options), ("include_dirs", include_dirs)):
-        if isinstance(words, (str, bytes)):
+        if isinstance(words, (str, bytes)) or not isinstance(words, Iterable):
             raise TypeError(
                 f"source_module: {name} must be a list, got {words!r}; pass [{words!r}]"
             )
-    macros = _constants.definitions(constants)
     folders = [os.path.abspath(os.fspath(folder)) for folder in include_dirs]
     for folder in folders:
         if not os.path.isdir(folder):
             raise ValueError(f"source_module: include_dirs: {folder} is no folder")
-    target, words = _target(device, arch), [*map(str, options)]
-    return SourceModule(SourceRecipe(source, macros, words, folders, place, target, (), {}))
+    return folders
 
 
-def _target(device, arch: str | None) -> str:
+def _target(device: torch.device | str | None, arch: str | None) -> str:
     """The architecture to build for, such as "90"; "" for the CPU."""
     there = torch.cuda.is_available()
     wanted = torch.device(device if device is not None else "cuda" if there or arch else "cpu")
@@ -175,15 +179,15 @@ class SourceModule:
             if len(templates) != 1:
                 raise self._no_kernel(name)
             names = (f"{templates[0]}<{rest}",)
-        recipe = self._recipe._replace(names=names)
+        recipe = replace(self._recipe, names=names)
         build = recipe.build()
         kernel = self._matching(build, *(names or (name,)))
         if not recipe.arch:
-            return CpuFunction(name, kernel, build.code.run)
+            return CpuFunction(name, kernel, build.run)
 
-        def load(device: int):
+        def load(device: int) -> c_void_p:
             """Return the driver's handle on a device, which is the current one."""
-            there = recipe._replace(arch=_architecture(device)).build()
+            there = replace(recipe, arch=_architecture(device)).build()
             return there.handle(self._matching(there, kernel.name), device)
 
         return CudaFunction(name, kernel, load, recipe.arch)
@@ -245,14 +249,13 @@ def magic(line: str, cell: str, namespace: dict) -> None:
         raise ValueError(
             f"%%cuda: a name must come first, as in `%%cuda mod IMAGE_W=512`, got {line!r}"
         )
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
             raise ValueError(f"%%cuda: constants are NAME=VALUE, got {word!r}")
         values[key] = text if key in ("device", "arch") else _value(key, text, namespace)
-    device, arch = values.pop("device", None), values.pop("arch", None)
-    namespace[name] = _module(cell, values, device, arch, (), (), _cell_place)
+    namespace[name] = source_module(cell, **values)
 
 
 def _value(name: str, text: str, namespace: dict) -> object:

@@ -1,8 +1,8 @@
 """CUDA source to machine code within this process, by NVIDIA's runtime compiler (NVRTC).
 
-Through cuda-bindings, which is NVIDIA's own, comes with torch for CUDA and finds its NVRTC; torch's
-own functions for this are private, and start CUDA. It is imported for a compilation only: that
-takes 30 ms, which a build found in the store does without. Neither driver nor GPU is needed here.
+Through cuda-bindings, which comes with torch for CUDA and finds its NVRTC; torch's own functions
+for this are private, and start CUDA. To import it takes 30 ms, so only a compilation does. Neither
+driver nor GPU is needed.
 """
 
 import glob
@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -82,7 +83,7 @@ def compile(
 def _nvrtc() -> Callable:
     """Return what calls a function of NVRTC by its name, and raises BuildError where it fails."""
 
-    def call(name: str, *arguments):
+    def call(name: str, *arguments: object) -> Any:
         status, *result = getattr(nvrtc, f"nvrtc{name}")(*arguments)
         if status:
             said = nvrtc.nvrtcGetErrorString(status)[1].decode()

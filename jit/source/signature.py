@@ -10,7 +10,7 @@ import operator
 import re
 import struct
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,40 +38,24 @@ _COMPLEX = {"float2": (torch.complex64,), "double2": (torch.complex128,)}
 
 
 class Kernel(NamedTuple):
-    """A kernel as it was compiled.
+    """A kernel as it was compiled."""
 
-    Attributes:
-        name: with its namespaces and what a template was made for.
-        types: of its parameters in C++; None where the symbol does not tell them.
-        sizes: of its parameters, in bytes.
-        names: of its parameters, "" where one has none; none at all where the text does not tell.
-        symbol: on the CPU its number.
-    """
-
-    name: str
-    types: list[str] | None
-    sizes: list[int]
-    names: list[str]
-    symbol: str | int
+    name: str  # with its namespaces and what a template was made for
+    types: list[str] | None  # of its parameters in C++; None where the symbol does not tell them
+    sizes: list[int]  # of its parameters, in bytes
+    names: list[str]  # of its parameters, "" where one has none; none where the text tells none
+    symbol: str  # on the CPU its number
 
 
 class Parameter:
-    """One parameter: its C++ type, its name or place, how it is checked and packed.
-
-    Attributes:
-        label: what messages call it.
-        type: in C++, as compilers print it.
-        pointer: whether a tensor goes there.
-        code: its format for the struct module.
-        convert: a checked argument as the number or bytes that are packed.
-    """
+    """One parameter: its C++ type, its name or place, how it is checked and packed."""
 
     def __init__(self, kernel: str, place: int, name: str, type: str, size: int):
-        self.label = name or f"argument {place + 1}"
+        self.label = name or f"argument {place + 1}"  # what messages call it
         self.kernel, self.type, self.name, self.size = kernel, type, name, size
-        self.pointer = type.endswith("*") or "(*) [" in type
-        self.convert: Callable
-        self.code, *_ = SCALARS.get(type, ("", None))
+        self.pointer = type.endswith("*") or "(*) [" in type  # a tensor goes there
+        self.convert: Callable  # checks an argument; the number or bytes that are packed
+        self.code, *_ = SCALARS.get(type, ("", None))  # its format for the struct module
         if self.pointer:
             self.code, self.convert = "Q", self._pointer_check()
         elif self.code and struct.calcsize(f"={self.code}") == size:
@@ -95,7 +79,7 @@ class Parameter:
         first, lazy = takes[0], anything or any(dtype.is_complex for dtype in takes)
         Tensor, grad_mode = torch.Tensor, torch.is_grad_enabled
 
-        def convert(x):  # on the way to every launch: each look at a tensor takes 50 ns
+        def convert(x: Any) -> int:  # on the way to every launch: each look at a tensor takes 50 ns
             if x is None:
                 return 0
             if isinstance(x, Tensor):
@@ -117,7 +101,7 @@ class Parameter:
 
         return convert
 
-    def _refused(self, x, dtypes: tuple | None, alignment: int) -> Exception:
+    def _refused(self, x: Any, dtypes: tuple | None, alignment: int) -> Exception:
         """Why a value is none for a pointer; `dtypes` is None where any will do."""
         where, name = f"{self.kernel}: {self.label}", self.name or "x"
         if not isinstance(x, torch.Tensor):
@@ -159,7 +143,7 @@ class Parameter:
             )
         return RuntimeError(f"{where} {said}")
 
-    def _unfit(self, x, said: str, kind: type[Exception] = RuntimeError) -> Exception:
+    def _unfit(self, x: object, said: str, kind: type[Exception] = RuntimeError) -> Exception:
         """Why a value is none for a number."""
         cure = "; pass its .item()" if isinstance(x, torch.Tensor) else ""
         where = f"{self.kernel}: {self.label}"
@@ -168,7 +152,7 @@ class Parameter:
     def _float_check(self) -> Callable:
         pack, is_bfloat16 = struct.Struct(f"={self.code}").pack, self.code == "H"
 
-        def convert(x):
+        def convert(x: Any) -> float:
             if x.__class__ is not float and not isinstance(x, numbers.Real):
                 raise self._unfit(x, "a number", TypeError)
             try:
@@ -187,7 +171,7 @@ class Parameter:
         low = 0 if self.code in "?BHIQ" else -values // 2
         high = low + values - 1
 
-        def convert(x):
+        def convert(x: Any) -> int:
             if x.__class__ is not int:
                 try:
                     if isinstance(x, torch.Tensor):  # its index would wait for the GPU
@@ -201,7 +185,7 @@ class Parameter:
 
         return convert
 
-    def _raw(self, x) -> bytes:
+    def _raw(self, x: Any) -> bytes:
         """A struct's bytes, of its exact size."""
         try:
             if isinstance(x, (int, float, torch.Tensor)):
@@ -238,7 +222,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _told(x) -> str:
+def _told(x: object) -> str:
     if isinstance(x, torch.Tensor):
         return f"a tensor of shape {tuple(x.shape)}"
     return f"{type(x).__name__} {x!r:.60}" if isinstance(x, (int, float, str)) else type(x).__name__

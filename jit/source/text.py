@@ -38,7 +38,7 @@ def with_cxx_names(source: str) -> str:
 def kernels(source: str) -> list[Declared]:
     """Return the kernels of a source, a preprocessed one too."""
     code, of_token, of_head = without_directives(blanked(source)), *map(re.compile, (_TOKEN, _HEAD))
-    found, scopes, template, position = {}, [], False, 0
+    found, scopes, template, position = dict[str, Declared](), list[str](), False, 0
     while match := of_token.search(code, position):
         position, token = match.end(), match[0]
         if token.endswith("<"):
