@@ -5,7 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import check_tensors, masked
 from loader.jit.operators.shapes import Sizes
 
 from .linear import Linear, batched
@@ -60,38 +59,6 @@ def hash_grid_encoding(
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
     return _run(_operator.call, points, table, base_resolution, per_level_scale)
-
-
-def hash_grid_encoding_bw(
-    grad_out: Tensor,
-    points: Tensor,
-    table: Tensor,
-    output_mask: tuple[bool, bool] = (False, True),
-    *,
-    base_resolution: int = 16,
-    per_level_scale: float = 2.0,
-    deterministic: bool | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernels alone: gradients of sum(grad_out * hash_grid_encoding(...)).
-
-    Args:
-        grad_out: (N, L * F), dtype and device of `table`, any strides.
-        points, table, base_resolution, per_level_scale: as in the forward.
-        output_mask: which gradients to compute, of points and of table.
-        deterministic: None asks `torch.are_deterministic_algorithms_enabled()`.
-
-    Returns:
-        grad_table, or grad_points in the dtype of `points`, or both, grad_points first, as
-        `output_mask` says.
-    """
-    check_tensors(_NAME, grad_out=grad_out, points=points, table=table)
-    _, *options = _options(points, table, base_resolution, per_level_scale)
-    tensors = points, table, None
-
-    def gradients(*need):
-        return _run(_operator.gradients, grad_out, tensors, options, need, deterministic)
-
-    return masked(_NAME, output_mask, ("points", "table"), gradients)
 
 
 def hash_grid_encoding_reference(
@@ -152,10 +119,10 @@ def benchmark(device):
     return torch.rand(N, 3, **make), torch.randn(16, T, 2, **make)
 
 
-def _run(function, *arguments):
+def _run(function, *arguments, **named):
     """ValueError for an option out of its range, of which torch 2.15 makes a RuntimeError."""
     try:
-        return function(*arguments)
+        return function(*arguments, **named)
     except RuntimeError as error:
         if str(error).startswith((f"{_NAME}: base_resolution", f"{_NAME}: per_level_scale")):
             raise ValueError(str(error)) from None
@@ -191,6 +158,9 @@ def _fake(points, table, along, base_resolution, per_level_scale):
 
 class _Encoding(Linear):
     """With a third tensor, `along`: the derivative along it is linear in it too."""
+
+    def gradients(self, *arguments, **named):
+        return _run(super().gradients, *arguments, **named)
 
     def _gradient(self, ctx, grad_out):
         *both, _, base, scale = super()._gradient(ctx, grad_out)
@@ -229,6 +199,8 @@ _operator = _Encoding(
     options=_options,
     along=_along,
     extra=1,
+    mask=(False, True),
+    flag="deterministic",
 )
 batched(_operator, flatten=True)
-hash_grid_encoding_fw = _operator.fw
+hash_grid_encoding_fw, hash_grid_encoding_bw = _operator.fw, _operator.bw

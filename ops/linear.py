@@ -29,7 +29,10 @@ class Linear:
             `need` says which of these are used.
         spared: whether the registered backward takes None for the first tensor, which is then kept
             for the gradient to the second alone.
-        extra: how many tensors more, without gradients from the registered backward, come third.
+        extra: how many tensors more, without gradients from the registered backward, come third;
+            `options` gives them first.
+        mask: the output_mask of X_bw where none is given.
+        flag: "deterministic" where X_bw takes it.
         fake_gradients: `(grad_out, *tensors, *options)` -> both gradients, without data; where not
             given they are contiguous and of their tensors' shapes.
     """
@@ -45,6 +48,8 @@ class Linear:
         spared: bool = False,
         fake_gradients: Callable | None = None,
         extra: int = 0,
+        mask: tuple[bool, bool] = (True, False),
+        flag: str = "",
     ):
         self.name, self.tensors, self.linear = function.__name__, tensors, linear
         self.fake, self.options, self.along, self.spared = fake, options, along, spared
@@ -61,7 +66,7 @@ class Linear:
         self._backward = frame.differentiable(backward_op, self._setup_backward, self._second)
         self.op, self.backward_op, self.call = op, backward_op, self._checked()
         self.fw = frame.forward_form(function)
-        self.bw = frame.backward_form(function, tensors, self._given, default=(True, False))
+        self.bw = frame.backward_form(function, tensors, self._given, mask, flag)
 
     def _checked(self) -> Callable:
         """The differentiable operator. Every call goes through it, so little is done in it."""
@@ -89,10 +94,11 @@ class Linear:
         rest.insert(self.flag, bool(deterministic))
         return self._backward(grad_out, *tensors, *rest)
 
-    def _given(self, grad_out, first, second, *given, mask):
+    def _given(self, grad_out, first, second, *given, mask, deterministic=None):
         """What the public X_bw computes: gradients with the options that X takes."""
-        options = given and self.options(first, second, *given)
-        return self.gradients(grad_out, (first, second), options, mask)
+        args = first, second, *(given and self.options(first, second, *given))
+        tensors, options = args[: self.count], args[self.count :]
+        return self.gradients(grad_out, tensors, options, mask, deterministic)
 
     def _fake(self, *args):
         check_fake(self.name, **dict(zip(self.tensors, args[:2], strict=True)))

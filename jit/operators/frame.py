@@ -185,27 +185,36 @@ def forward_form(function: Callable) -> Callable:
 
 
 def backward_form(
-    function: Callable, names: Sequence[str], backward: Callable, default: tuple[bool, ...]
+    function: Callable,
+    names: Sequence[str],
+    backward: Callable,
+    default: tuple[bool, ...],
+    flag: str = "",
 ) -> Callable:
     """The public `X_bw` of a public X of the tensors named, which may have options behind these.
 
     `backward(grad_out, *arguments, mask=...)` gives a gradient for each of the tensors; `default`
-    is the output_mask that holds where none is given.
+    is the output_mask that holds where none is given. It takes `flag` too, where that names one of
+    torch's: None asks for torch's own.
     """
     name, several = function.__name__, len(names) > 1
     parameters = [*inspect.signature(function).parameters.values()]
     key, tensors = (name, "backward form"), ["grad_out", *names]
     _latest[key] = backward
 
-    def run(*args, mask):
+    def run(*args, mask, **named):
         check_all(name, tensors, args[: len(tensors)])
-        return masked(name, mask, names, lambda *flags: _latest[key](*args, mask=flags))
+        return masked(name, mask, names, lambda *need: _latest[key](*args, mask=need, **named))
 
-    arguments = ", ".join(["grad_out", *(p.name for p in parameters)])
-    given = "".join(f", {p.name}={p.default!r}" for p in parameters[len(names) :])
+    arguments = ", ".join(p.name for p in parameters)
+    given, by_name = (
+        "".join(f", {p.name}={p.default!r}" for p in parameters[len(names) :] if p.kind is kind)
+        for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    )
+    by_name += f", {flag}=None" if flag else ""
     form = eval(
-        f"lambda {', '.join(tensors)}{given}, output_mask={default}: "
-        f"run({arguments}, mask=output_mask)",
+        f"lambda {', '.join(tensors)}{given}, output_mask={default}{by_name and ', *' + by_name}: "
+        f"run(grad_out, {arguments}, mask=output_mask{flag and f', {flag}={flag}'})",
         {"run": run},
     )
     form.__name__ = form.__qualname__ = f"{name}_bw"
@@ -214,14 +223,16 @@ def backward_form(
         "grad_out": Tensor,
         **function.__annotations__,
         "output_mask": tuple[(bool,) * len(names)],
+        **({flag: bool | None} if flag else {}),
         "return": Tensor | tuple[(Tensor,) * len(names)] if several else Tensor,
     }
+    asks = f"\n        {flag}: None asks `torch.are_{flag}_algorithms_enabled()`." if flag else ""
     form.__doc__ = f"""The backward kernel alone: gradients of sum(grad_out * {name}(...)).
 
     Args:
         grad_out: shape, dtype and device of the output, any strides.
-        {arguments.removeprefix("grad_out, ")}: as in the forward.
-        output_mask: which gradients to compute, of {_and(names)}.
+        {arguments}: as in the forward.
+        output_mask: which gradients to compute, of {_and(names)}.{asks}
 
     Returns:
         the gradient asked for, or a tuple of those, in this order; each has its tensor's shape
