@@ -25,7 +25,7 @@ def along(pace, grad, corners, place, need):
         change = (change[:, None] * sides + share[:, None] * steps).flatten(0, 1)
         share = (share[:, None] * sides).flatten(0, 1)
     if need[2]:
-        meets = torch.einsum("nkf,nf->kn", corners, grad)
+        meets = (corners @ grad[..., None])[..., 0].t()
         # A share is linear along each axis: twice by the same axis there is nothing.
         columns = [pace.new_zeros(()) for _ in places]
         for d, e in combinations(range(len(places)), 2):
@@ -43,6 +43,6 @@ def along(pace, grad, corners, place, need):
 def weighed(share, grad, corners, need):
     """Gradients of sum(grad * share * corners) to grad and corners; share is (2^D, N)."""
     return (
-        torch.einsum("kn,nkf->nf", share, corners) if need[0] else None,
-        torch.einsum("kn,nf->nkf", share, grad) if need[1] else None,
+        (share.t()[:, None] @ corners)[:, 0] if need[0] else None,
+        share.t()[..., None] * grad[:, None] if need[1] else None,
     )

@@ -163,8 +163,8 @@ class _Encoding(Linear):
         return _run(super().gradients, *arguments, **named)
 
     def _gradient(self, ctx, grad_out):
-        *both, _, base, scale = super()._gradient(ctx, grad_out)
-        points, table, _ = ctx.saved_tensors
+        points, table, _ = tensors = ctx.saved_tensors
+        *both, _, base, scale = super()._gradient(ctx, grad_out, tensors)
         for_along = None
         if ctx.needs_input_grad[2]:
             need = True, False
@@ -172,12 +172,13 @@ class _Encoding(Linear):
         return *both, for_along, base, scale
 
     def _second(self, ctx, *arriving):
-        if ctx.saved_tensors[3] is not None:
+        tensors = ctx.saved_tensors
+        if tensors[3] is not None:
             raise NotImplementedError(
                 f"{_NAME}: third derivatives are not computed; differentiate "
                 f"{_NAME}_reference, which is plain PyTorch"
             )
-        return super()._second(ctx, *arriving)
+        return super()._second(ctx, *arriving, saved=tensors)
 
 
 def _along(to, grad_out, points, table, along, *options_and_need):

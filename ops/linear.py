@@ -124,8 +124,9 @@ class Linear:
             tensors = None, *tensors[1:]
         ctx.save_for_backward(*tensors)
 
-    def _gradient(self, ctx, grad_out):
-        need, tensors = ctx.needs_input_grad[:2], ctx.saved_tensors
+    def _gradient(self, ctx, grad_out, saved=None):
+        """`saved`: ctx.saved_tensors, where a form of this has them; hooks give them out once."""
+        need, tensors = ctx.needs_input_grad[:2], saved or ctx.saved_tensors
         both = (None, None)
         if any(need):
             both = asked(need, self.gradients(grad_out, tensors, ctx.options, need))
@@ -137,9 +138,9 @@ class Linear:
         ctx.save_for_backward(grad_out, *tensors)
         ctx.set_materialize_grads(False)
 
-    def _second(self, ctx, *arriving):
+    def _second(self, ctx, *arriving, saved=None):
         """Gradients of the backward, of what arrives for its two: the rule at this file's head."""
-        grad_out, *tensors = ctx.saved_tensors
+        grad_out, *tensors = saved or ctx.saved_tensors
         need, found = ctx.needs_input_grad[:3], [None, None, None]
         for i, to in enumerate(arriving):
             if to is None or not ctx.needed[i]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import loader
+from loader.tests.modes import ModeTests
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
@@ -27,7 +28,7 @@ def masks(count: int) -> list[tuple[bool, ...]]:
     return [*dict.fromkeys([every, *one, *(tuple(not x for x in m) for m in one)])]
 
 
-class OperatorTests:
+class OperatorTests(ModeTests):
     """`name` in `library`, with `small` arguments and `cases` of opcheck of its own.
 
     Attributes:

@@ -6,6 +6,7 @@ libraries instead, as a server without a compiler does.
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,13 @@ class Squared(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("archives")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, its archives are about
+        yield stored(tmp_path_factory.mktemp("archives"))
+
+
+def stored(folder):
+    """A folder with arguments, results, and programs that give these."""
     torch.manual_seed(0)
     arguments = (
         torch.randn(5, 8, 4),
@@ -88,7 +95,6 @@ def archives(tmp_path_factory):
     return folder
 
 
-@pytest.mark.filterwarnings("ignore")  # what torch's own archives say
 @pytest.mark.parametrize("way", ["after import loader", "by its libraries alone"])
 def test_stored_programs_run_in_a_new_process(way, archives, monkeypatch):
     libraries = []
