@@ -33,12 +33,18 @@ _MODULE = "octet_node"
 
 
 class Node:
-    """What there is of it in this process; `module` is None where Python serves."""
+    """What there is of it in this process.
+
+    Attributes:
+        module: None where Python serves.
+        begun: whether a build was thought of, or asked for.
+    """
 
     def __init__(self) -> None:
         self.module: ModuleType | None = None
         self._switches: list[Callable[[ModuleType | None], None]] = []
-        self._looked = self._begun = False
+        self._looked = self.begun = False
+        self._wanted = True
         self._calls = 0
 
     def quickly(self, slow: Callable, name: str, **how: Any) -> Callable:
@@ -56,18 +62,18 @@ class Node:
 
         def counted(*args: Any) -> Any:
             self._calls += 1
-            if self._calls == _OFTEN:
+            if self._calls >= _OFTEN and not self.begun:
                 self._begin()
             return slow(*args)
 
         way: Callable = counted
+        quick: Callable | None = None
 
         def switch(module: ModuleType | None) -> None:
-            nonlocal way
-            way = slow
-            if module:
-                with contextlib.suppress(RuntimeError):  # no such operator: its own calls tell
-                    way = module.Call(name, slow=slow, **how)
+            nonlocal way, quick
+            if module and quick is None:
+                quick = module.Call(name, slow=slow, **how)
+            way = quick if module and quick else slow
 
         def call(*args: Any) -> Any:
             if is_dynamo_compiling():  # which cannot look into C++
@@ -78,8 +84,8 @@ class Node:
         if not self._looked:
             self._looked = True
             self.take(_found())
-        elif self.module or self._begun:
-            switch(self.module)
+        elif self.module or self.begun:
+            switch(self.module if self._wanted else None)
         return call
 
     def take(self, library: Path | None) -> None:
@@ -89,12 +95,14 @@ class Node:
             spec = importlib.util.spec_from_file_location(_MODULE, library, loader=loader)
             with contextlib.suppress(ImportError):  # as where this torch is another one after all
                 assert spec
-                self.module = importlib.util.module_from_spec(spec)
-                loader.exec_module(self.module)
+                module = importlib.util.module_from_spec(spec)
+                loader.exec_module(module)
+                self.module = module
                 self.use(True)
 
     def use(self, wanted: bool) -> None:
         """Have operators called by it, or by Python alone."""
+        self._wanted = wanted
         for switch in self._switches:
             switch(self.module if wanted else None)
 
@@ -104,7 +112,7 @@ class Node:
         from ..build.engine import Job
         from ..build.progress import Progress, Silent
 
-        self._begun = True
+        self.begun = True
         if self.module:
             return None
         if library := _held(key.key(_recipe().inputs())):
@@ -122,8 +130,8 @@ class Node:
         """Build it behind, unless that is forbidden, or has failed before."""
         from ..build.workshop import behind
 
-        self._begun = True
-        self.use(False)  # Python alone, which need not count any more
+        self.begun = True
+        self.use(True)  # from here on without counting
         if _is_possible() and settings.value("LOADER_BUILD") != "never" and not _failure().exists():
             behind(self.build, True)
 
