@@ -3,39 +3,48 @@
 from itertools import combinations
 
 import torch
+from torch import Tensor
 
 
-def along(pace, grad, corners, place, need):
+def shares(low: Tensor, high: Tensor, slope: float = 1.0, by: set[int] = frozenset()) -> Tensor:
+    """(2^D, N) shares of the corners, the last axis the fastest; see include/corners.h.
+
+    Args:
+        low: (N, D) what the first corner has along each axis.
+        high: and the second, which grows by `slope` as low shrinks.
+        slope: of a derivative.
+        by: axes by which it is.
+    """
+    found = low.new_ones(1, len(low))
+    for axis in range(low.shape[1]):
+        a, b = (-slope, slope) if axis in by else (low[:, axis], high[:, axis])
+        found = torch.stack([found * a, found * b], 1).flatten(0, 1)
+    return found
+
+
+def along(pace, grad, corners, low, high, slope, need):
     """Gradients of sum(grad * c), c being how the interpolation changes where the place has `pace`.
 
     Args:
         pace: (N, D).
         grad: (N, F).
-        corners: (N, 2^D, F), the last axis the fastest.
-        place: (N, D), in units of the cell.
+        corners: (N, 2^D, F).
+        low, high, slope: as in `shares`.
         need: which of the gradients.
 
     Returns:
         to grad (N, F), to corners (N, 2^D, F) and to the place (N, D); None for those not needed.
     """
-    places, paces, to_place = place.unbind(1), pace.unbind(1), None
-    share, change = pace.new_ones(1, 1), pace.new_zeros(1, 1)  # of the corners: include/corners.h
-    for t, step in zip(places, paces, strict=True):
-        sides, steps = torch.stack([1 - t, t]), torch.stack([-step, step])
-        change = (change[:, None] * sides + share[:, None] * steps).flatten(0, 1)
-        share = (share[:, None] * sides).flatten(0, 1)
+    axes, to_place = range(low.shape[1]), None
+    change = sum(pace[:, d] * shares(low, high, slope, {d}) for d in axes)
     if need[2]:
         meets = (corners @ grad[..., None])[..., 0].t()
         # A share is linear along each axis: twice by the same axis there is nothing.
-        columns = [pace.new_zeros(()) for _ in places]
-        for d, e in combinations(range(len(places)), 2):
-            mixed = meets
-            for axis in reversed(range(len(places))):
-                lower, upper = mixed.unflatten(0, (-1, 2)).unbind(1)
-                derived = axis in (d, e)
-                mixed = upper - lower if derived else torch.lerp(lower, upper, places[axis])
-            columns[d] = columns[d] + paces[e] * mixed[0]
-            columns[e] = columns[e] + paces[d] * mixed[0]
+        columns = [pace.new_zeros(()) for _ in axes]
+        for d, e in combinations(axes, 2):
+            mixed = (shares(low, high, slope, {d, e}) * meets).sum(0)
+            columns[d] = columns[d] + pace[:, e] * mixed
+            columns[e] = columns[e] + pace[:, d] * mixed
         to_place = torch.stack(columns, 1)
     return *weighed(change, grad, corners, need), to_place
 

@@ -119,10 +119,10 @@ def benchmark(device):
     return torch.rand(N, 3, **make), torch.randn(16, T, 2, **make)
 
 
-def _run(function, *arguments, **named):
+def _run(function, *arguments):
     """ValueError for an option out of its range, of which torch 2.15 makes a RuntimeError."""
     try:
-        return function(*arguments, **named)
+        return function(*arguments)
     except RuntimeError as error:
         if str(error).startswith((f"{_NAME}: base_resolution", f"{_NAME}: per_level_scale")):
             raise ValueError(str(error)) from None
@@ -159,8 +159,8 @@ def _fake(points, table, along, base_resolution, per_level_scale):
 class _Encoding(Linear):
     """With a third tensor, `along`: the derivative along it is linear in it too."""
 
-    def gradients(self, *arguments, **named):
-        return _run(super().gradients, *arguments, **named)
+    def gradients(self, *arguments):
+        return _run(super().gradients, *arguments)
 
     def _gradient(self, ctx, grad_out):
         points, table, _ = tensors = ctx.saved_tensors
