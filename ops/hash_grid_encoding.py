@@ -43,7 +43,8 @@ def hash_grid_encoding(
     Returns:
         (N, L * F), level by level, dtype and device of `table`; accumulated in float32 (float64 for
         float64). Differentiable in both arguments, and once more through the gradient to `points`
-        (as losses on normals and eikonal terms need) and to `table`; third derivatives raise.
+        (as losses on normals and eikonal terms need) and to `table`; third derivatives, and forward
+        mode over forward mode, raise.
 
         On CUDA devices the gradient to `table` adds up in no fixed order, unless
         `torch.use_deterministic_algorithms(True)`: then in fixed point, with the same bits in every
@@ -163,7 +164,7 @@ class _Encoding(Linear):
         return _run(super().gradients, *arguments)
 
     def _gradient(self, ctx, grad_out):
-        points, table, _ = tensors = ctx.saved_tensors
+        points, table, *_ = tensors = ctx.saved_tensors
         *both, _, base, scale = super()._gradient(ctx, grad_out, tensors)
         for_along = None
         if ctx.needs_input_grad[2]:
@@ -171,14 +172,14 @@ class _Encoding(Linear):
             for_along, _ = self.gradients(grad_out, (points, table, None), ctx.options, need)
         return *both, for_along, base, scale
 
-    def _second(self, ctx, *arriving):
-        tensors = ctx.saved_tensors
-        if tensors[3] is not None:
+    def second(self, arriving, grad_out, tensors, options, need):
+        """Raises where the operator has a derivative's kernel already."""
+        if tensors[2] is not None:
             raise NotImplementedError(
                 f"{_NAME}: third derivatives are not computed; differentiate "
                 f"{_NAME}_reference, which is plain PyTorch"
             )
-        return super()._second(ctx, *arriving, saved=tensors)
+        return super().second(arriving, grad_out, tensors, options, need)
 
 
 def _along(to, grad_out, points, table, along, *options_and_need):

@@ -3,7 +3,9 @@
 With F(g, a, b) = sum(g * X(a, b)), X_backward has the gradients of F to a and b. Where X is linear
 in a, what arrives for grad_a, say `to`, meets F(g, to, b), whose gradients X and X_backward
 compute. Where it is not, it meets the derivative of F along `to`, of which each operator's `along`
-has the gradients. So derivatives of the second order are made of kernels that there are.
+has the gradients. So derivatives of the second order are made of kernels that there are. And those
+in forward mode: how X changes along `to` is the gradient of F(g, to, b) to g, how gradients of F
+change along `to` are the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators import frame
-from loader.jit.operators.frame import asked, check_fake, total
+from loader.jit.operators.frame import asked, check_fake, in_forward_mode, keep, total
 from loader.jit.operators.node import quickly
 
 
@@ -63,8 +65,10 @@ class Linear:
             self.flag = names.index("deterministic") - 1 - self.count
         frame.fake(op, self._fake)
         frame.fake(backward_op, self._fake_backward)
-        self.forward = frame.differentiable(op, self._setup, self._gradient)
-        self._backward = frame.differentiable(backward_op, self._setup_backward, self._second)
+        self.forward = frame.differentiable(op, self._setup, self._gradient, self._tangent)
+        self._backward = frame.differentiable(
+            backward_op, self._setup_backward, self._gradient_backward, self._tangent_backward
+        )
         self.op, self.backward_op, self.call = op, backward_op, self._quickest()
         self.fw = frame.forward_form(function)
         self.bw = frame.backward_form(function, tensors, self._given, mask, flag)
@@ -132,48 +136,80 @@ class Linear:
 
     def _setup(self, ctx, inputs, output):
         tensors, ctx.options = inputs[: self.count], inputs[self.count :]
-        if self.spared and not ctx.needs_input_grad[1]:
+        if in_forward_mode():
+            tensors = *tensors, output
+        elif self.spared and not ctx.needs_input_grad[1]:
             tensors = None, *tensors[1:]
-        ctx.save_for_backward(*tensors)
+        keep(ctx, *tensors)
 
     def _gradient(self, ctx, grad_out, saved=None):
         """`saved`: ctx.saved_tensors, where a form of this has them; hooks give them out once."""
-        need, tensors = ctx.needs_input_grad[:2], saved or ctx.saved_tensors
+        need, tensors = ctx.needs_input_grad[:2], (saved or ctx.saved_tensors)[: self.count]
         both = (None, None)
         if any(need):
             both = asked(need, self.gradients(grad_out, tensors, ctx.options, need))
         return *both, *(None,) * (self.count - 2 + len(ctx.options))
 
+    def _tangent(self, ctx, *tangents):
+        """Of the output, where inputs have tangents: the rule at this file's head."""
+        *tensors, output = ctx.saved_tensors
+        need = True, False, False
+        return self.second(tangents[: self.count], output, tensors, ctx.options, need)[0]
+
     def _setup_backward(self, ctx, inputs, output):
         grad_out, *args = inputs
         tensors, ctx.options, ctx.needed = self.split(args)
-        ctx.save_for_backward(grad_out, *tensors)
+        keep(ctx, grad_out, *tensors)
         ctx.set_materialize_grads(False)
 
-    def _second(self, ctx, *arriving, saved=None):
-        """Gradients of the backward, of what arrives for its two: the rule at this file's head."""
-        grad_out, *tensors = saved or ctx.saved_tensors
-        need, found = ctx.needs_input_grad[:3], [None, None, None]
+    def _gradient_backward(self, ctx, *arriving):
+        """Gradients of the backward, of what arrives for its two."""
+        grad_out, *tensors = ctx.saved_tensors
+        arriving = [x if needed else None for x, needed in zip(arriving, ctx.needed, strict=True)]
+        need, found = ctx.needs_input_grad[:3], (None,) * 3
+        if any(need) and any(x is not None for x in arriving):
+            found = self.second(arriving, grad_out, tensors, ctx.options, need)
+        return *asked(need, found), *(None,) * (self.inputs - 3)
+
+    def _tangent_backward(self, ctx, to, *tangents):
+        """Of both gradients: they are linear in grad_out, and change with the tensors."""
+        grad_out, *tensors = ctx.saved_tensors
+        need, found, along = ctx.needed, (None, None), tangents[: self.count]
+        if to is not None:
+            found = asked(need, self.gradients(to, tensors, ctx.options, need))
+        if any(x is not None for x in along):
+            more = self.second(along, grad_out, tensors, ctx.options, (False, *need))[1:]
+            found = [total(x, y) for x, y in zip(found, more, strict=True)]
+        return tuple(
+            grad_out.new_empty(0) if not needed else torch.zeros_like(x) if y is None else y
+            for x, y, needed in zip(tensors[:2], found, need, strict=True)
+        )
+
+    def second(self, arriving, grad_out, tensors, options, need):
+        """Gradients of sum(arriving * gradients of F) to grad_out and both tensors.
+
+        None arrives for a gradient without influence; None is found where nothing was asked for.
+        """
+        found = [None, None, None]
         for i, to in enumerate(arriving):
-            if to is None or not ctx.needed[i]:
+            if to is None:
                 continue
             if i in self.linear:
                 changed = [to if k == i else x for k, x in enumerate(tensors)]
                 other, some = 1 - i, [None, None, None]
                 if need[0]:
-                    some[0] = self.forward(*changed, *ctx.options)
+                    some[0] = self.forward(*changed, *options)
                 if need[1 + other]:
                     flags = other == 0, other == 1
-                    both = self.gradients(grad_out, changed, ctx.options, flags)
-                    some[1 + other] = both[other]
+                    some[1 + other] = self.gradients(grad_out, changed, options, flags)[other]
             else:
-                some = self.along(to, grad_out, *tensors, *ctx.options, need)
+                some = self.along(to, grad_out, *tensors, *options, need)
                 some = [
                     x if x is None else x.to(like.dtype)
                     for x, like in zip(some, (grad_out, *tensors), strict=False)
                 ]
-            found = [x if y is None else total(x, y) for x, y in zip(found, some, strict=True)]
-        return *asked(need, found), *(None,) * (self.inputs - 3)
+            found = [total(x, y) for x, y in zip(found, some, strict=True)]
+        return found
 
 
 def _like_tensors(grad_out, first, second, *rest):

@@ -61,6 +61,7 @@ def check(points, table, grad_out, **options):
 
 class TestHashGridEncoding(OperatorTests):
     name, options, variants = "hash_grid_encoding", SMALL, (SMALL,)
+    grows = {0: 0}
     rounding = {"rtol": 1e-5, "atol": 1e-5}
     backward_refuses = (
         (lambda grad: grad[:3], "grad_out must be (N, L * F) = (5, 6), got (3, 6)"),
@@ -70,6 +71,11 @@ class TestHashGridEncoding(OperatorTests):
     def small(self, device="cpu", dtype=torch.float64, seed=0):
         points, table, _ = sample(5, 3, 3, 64, 2, dtype, dtype, device)
         return [points * 0.9 + 0.013 * (1 + seed), (1 - 0.2 * seed) * table]
+
+    def few(self, device="cpu"):
+        """A dense level and a hashed one."""
+        points, table, _ = sample(3, 2, 2, 12, 1, torch.float64, torch.float64, device)
+        return [points * 0.9 + 0.013, table]
 
     def large(self, device):
         return [[*sample(5000, 3, 4, 1 << 12, 2, device=device)[:2]]]
