@@ -195,6 +195,7 @@ def test_graphs_of_gradients(operator):
     assert all(x.requires_grad for x in first)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # in torch's jvp
 def test_transforms_and_modes(operator):
     """Each goes the slow way, and gives what it gives there."""
     name, call, leaves = operator
@@ -230,6 +231,12 @@ def test_transforms_and_modes(operator):
     assert_close(batched, expected.expand(2, *expected.shape))
     gradient = torch.func.grad(lambda *xs: call(*xs).square().sum())(*tensors)
     assert_close(gradient, torch.autograd.grad(call(*leaves).square().sum(), leaves)[0])
+    tangents = [torch.ones_like(x) for x in tensors]
+    jvp = torch.func.jvp(call, tuple(tensors), tuple(tangents))[1]
+    with torch.autograd.forward_ad.dual_level():
+        duals = map(torch.autograd.forward_ad.make_dual, tensors, tangents)
+        assert_close(torch.autograd.forward_ad.unpack_dual(call(*duals)).tangent, jvp)
+    assert jvp.any() and call(*[x.to("meta") for x in tensors]).is_meta
     with torch.inference_mode():
         assert_close(call(*tensors), expected, rtol=0, atol=0)
         assert call(*tensors).is_inference()

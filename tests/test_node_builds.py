@@ -4,6 +4,7 @@ import shutil
 import stat
 
 import pytest
+from living import NOTE, Living, note_which
 
 # Calls square often enough, and waits until the node is there; says what it is then.
 CALL = """
@@ -81,6 +82,7 @@ def test_a_failure_is_noted_and_not_tried_again(built, tmp_path):
         "time.sleep(1)\n"
         "print(called(1), NODE.module)"
     )
+    assert built.run("import loader; loader.build()", CXX=wrapper).returncode == 0
     for _ in range(2):
         assert said(built.run(code, CXX=wrapper)) == ["slow", "None"]
     assert compiled.read_text().split() == ["once"]
@@ -95,3 +97,21 @@ def test_a_process_that_ends_while_it_is_built_says_nothing(built):
     )
     assert said(built.run(code)) == []
     assert len(built.entries()) == 1
+
+
+def test_an_edited_kernel_is_what_it_calls(built):
+    living = Living(built)
+    try:
+        living("import torch, loader; from loader import square as f; x = torch.ones(3)")
+        living("from loader.jit.operators.node import NODE; f(x); print(NODE.build())")
+        living(NOTE)
+        call = "y = f(x.requires_grad_()); print(y.grad_fn.name(), note())"
+        assert living(call) == "squareBackward none"
+        note_which(living, "new")
+        assert living("print(loader.reload().ok)") == "True"
+        assert living(call) == "squareBackward new"
+        assert living("y.sum().backward(); print(x.grad.tolist())") == "[2.0, 2.0, 2.0]"
+        assert living("print(loader.revert('square').ok)") == "True"
+        assert living(call) == "squareBackward none"
+    finally:
+        living.end()
