@@ -79,14 +79,13 @@ ApplyLut3dParams params_of(const Tensor& image, const Tensor& lut, const std::st
     return p;
 }
 
-/// Memory of the accumulating type, uninitialised.
-Tensor work_tensor(const ApplyLut3dParams& p, const Tensor& like, Shape shape) {
-    return torch::stable::new_empty(
-        like, std::move(shape), p.dtype == DType::kDouble ? ScalarType::Double : ScalarType::Float);
+/// Memory for so many numbers of the accumulating type.
+Tensor new_work(const ApplyLut3dParams& p, const Tensor& like, int64_t count) {
+    return new_bytes(like, count * (p.dtype == DType::kDouble ? 8 : 4));
 }
 
 Tensor make_table(ApplyLut3dParams& p, const Tensor& lut) {
-    const Tensor table = work_tensor(p, lut, {p.entries, 4});
+    const Tensor table = new_work(p, lut, p.entries * 4);
     p.table = table.data_ptr();
     return table;
 }
@@ -105,7 +104,7 @@ Tensor apply_lut3d(const Tensor& image, const Tensor& given, std::string interpo
     const Tensor table = make_table(p, lut);
     Tensor work;
     if (image.is_cuda() && apply_lut3d_by_bytes(p)) {
-        work = torch::stable::new_empty(lut, {apply_lut3d_work(p)}, ScalarType::Byte);
+        work = new_bytes(lut, apply_lut3d_work(p));
         p.work = work.data_ptr();
     }
     launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
@@ -155,8 +154,8 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
         p.grad_lut = grad_lut.data_ptr();
         // Of the CUDA kernels' deterministic sums: see kernels/apply_lut3d/backward.cu.
         const bool fixed = deterministic && image.is_cuda();
-        sums = fixed ? torch::stable::new_empty(lut, {apply_lut3d_fixed_bytes(p)}, ScalarType::Byte)
-                     : work_tensor(p, lut, {p.parts, p.entries, 4});
+        sums = fixed ? new_bytes(lut, apply_lut3d_fixed_bytes(p))
+                     : new_work(p, lut, p.parts * p.entries * 4);
         p.sums = sums.data_ptr();
     }
     launch(kName, lut, p, p.parts, 1, apply_lut3d_backward_cpu,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from loader.jit.operators import frame
 from loader.jit.operators.frame import asked, check_fake, in_forward_mode, keep, total
+from loader.jit.operators.node import quickly
 
 
 class Linear:
@@ -68,7 +69,7 @@ class Linear:
         self._backward = frame.differentiable(
             backward_op, self._setup_backward, self._gradient_backward, self._tangent_backward
         )
-        self.op, self.backward_op, self.call = op, backward_op, self._checked()
+        self.op, self.backward_op, self.call = op, backward_op, self._quickest()
         self.fw = frame.forward_form(function)
         self.bw = frame.backward_form(function, tensors, self._given, mask, flag)
 
@@ -84,6 +85,17 @@ class Linear:
             return forward(first, second, *given)
 
         return call
+
+    def _quickest(self) -> Callable:
+        """The same, in C++ where that is there; of a third tensor that takes None alone."""
+
+        def gradients(grad_out, tensors, options, need):
+            more = self.count - 2
+            tensors = *tensors, *options[:more]
+            return self.gradients(grad_out, tensors, options[more:], need)
+
+        how = {"options": self.options, "gradients": gradients, "spared": self.spared}
+        return quickly(self._checked(), self.name, kept=(True, True), **how)
 
     def gradients(self, grad_out, tensors, options, need, deterministic=None):
         """Of sum(grad_out * X(*tensors, *options)) to both tensors; empty ones where not needed.

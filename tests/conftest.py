@@ -83,6 +83,33 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(skip)
 
 
+# Of the battery, what goes through Python as well as by jit/operators/node.cpp.
+IN_BOTH_WAYS = (
+    "test_gradients_only_where_they_are_asked_for",
+    "test_third_derivative",
+    "test_function_transforms",
+    "test_bad_input_gets_one_clear_message",
+    "test_checkpoints_and_hooks",
+)
+
+
+def pytest_generate_tests(metafunc):
+    if metafunc.function.__name__ in IN_BOTH_WAYS:
+        metafunc.fixturenames.append("way")
+        metafunc.parametrize("way", ["C++", "Python"], indirect=True)
+
+
+@pytest.fixture
+def way(request):
+    """How operators are called in this process: by the node, or by Python alone."""
+    from loader.jit.operators.node import NODE
+
+    assert NODE.build() is None
+    NODE.use(request.param == "C++")
+    yield
+    NODE.use(True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compilers(tmp_path_factory):
     """What checkouts compile with, the same for all workers of a session."""

@@ -20,6 +20,7 @@ from .frame import (
     registered,
     total,
 )
+from .node import quickly
 
 
 def elementwise(
@@ -77,8 +78,16 @@ def elementwise(
                 check_all(name, names, args)
         return formula(*args)
 
+    way = quickly(
+        call,
+        name,
+        kept=tuple(i in kept for i in range(len(names))),
+        options=None,
+        gradients=lambda grad_out, inputs, _, need: gradients(grad_out, *inputs, mask=need),
+        backward=gradient is None,
+    )
     bw = backward_form(function, names, gradients, default=(True,) * len(names))
-    return call, forward_form(function), bw, *_arguments(len(names))
+    return way, forward_form(function), bw, *_arguments(len(names))
 
 
 def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
