@@ -130,17 +130,29 @@ inline void load_features(const T* from, int64_t step, Acc<T>* to) {
         for (int f = 0; f < F; ++f) to[f] = load(from[f * step]);
 }
 
-/// Features [f, f + F) of the encoding; so are those below.
-template <typename T, int F>
-__attribute__((noinline)) void encode_block(const HashGridParams& p, int64_t l, int64_t f,
-                                            int corners, int64_t begin, int count,
-                                            const uint32_t (*row)[kBlock],
+/// Features [first, first + F) of a row; with `kCorners` all that there are. Then the compiler
+/// knows all sizes, without which it makes loops that take up to 10 % longer.
+template <int kF, int kCorners>
+struct Chunk {
+    static constexpr int F = kF;
+    int64_t begin;
+
+    int64_t first() const { return kCorners ? 0 : begin; }
+    int64_t of(const HashGridParams& p) const { return kCorners ? F : p.F; }
+    int corners(const HashGridParams& p) const { return kCorners ? kCorners : 1 << p.D; }
+};
+
+template <typename T, typename Chunk>
+__attribute__((noinline)) void encode_block(const HashGridParams& p, int64_t l, Chunk chunk,
+                                            int64_t begin, int count, const uint32_t (*row)[kBlock],
                                             const Acc<T> (*weight)[kBlock]) {
-    const T* table = static_cast<const T*>(p.table) + l * p.table_stride[0] + f * p.table_stride[2];
-    T* out = static_cast<T*>(p.out) + (begin * p.L + l) * p.F + f;
-    for (int i = 0; i < count; ++i, out += p.L * p.F) {
+    constexpr int F = Chunk::F;
+    const T* table =
+        static_cast<const T*>(p.table) + l * p.table_stride[0] + chunk.first() * p.table_stride[2];
+    T* out = static_cast<T*>(p.out) + (begin * p.L + l) * chunk.of(p) + chunk.first();
+    for (int i = 0; i < count; ++i, out += p.L * chunk.of(p)) {
         Acc<T> sum[F] = {};
-        for (int k = 0; k < corners; ++k) {
+        for (int k = 0; k < chunk.corners(p); ++k) {
             Acc<T> feats[F];
             load_features<F>(table + row[k][i] * p.table_stride[1], p.table_stride[2], feats);
             for (int v = 0; v < F; ++v) sum[v] += weight[k][i] * feats[v];
@@ -149,19 +161,21 @@ __attribute__((noinline)) void encode_block(const HashGridParams& p, int64_t l, 
     }
 }
 
-/// dot[k][i] = sum_f grad_out[i, f] table[row[k][i], f], to which those of f > 0 are added.
-template <typename T, int F>
-__attribute__((noinline)) void dot_block(const HashGridParams& p, int64_t l, int64_t f, int corners,
+/// dot[k][i] = sum_f grad_out[i, f] table[row[k][i], f], to which those of later chunks are added.
+template <typename T, typename Chunk>
+__attribute__((noinline)) void dot_block(const HashGridParams& p, int64_t l, Chunk chunk,
                                          int64_t begin, int count, const uint32_t (*row)[kBlock],
                                          Acc<T> (*dot)[kBlock]) {
-    const T* table = static_cast<const T*>(p.table) + l * p.table_stride[0] + f * p.table_stride[2];
+    constexpr int F = Chunk::F;
+    const T* table =
+        static_cast<const T*>(p.table) + l * p.table_stride[0] + chunk.first() * p.table_stride[2];
     const T* grad_out = static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
-                        (l * p.F + f) * p.grad_out_stride[1];
+                        (l * chunk.of(p) + chunk.first()) * p.grad_out_stride[1];
     for (int i = 0; i < count; ++i, grad_out += p.grad_out_stride[0]) {
         Acc<T> grad[F];
         load_features<F>(grad_out, p.grad_out_stride[1], grad);
-        for (int k = 0; k < corners; ++k) {
-            Acc<T> feats[F], sum = f > 0 ? dot[k][i] : 0;
+        for (int k = 0; k < chunk.corners(p); ++k) {
+            Acc<T> feats[F], sum = chunk.first() > 0 ? dot[k][i] : 0;
             load_features<F>(table + row[k][i] * p.table_stride[1], p.table_stride[2], feats);
             for (int v = 0; v < F; ++v) sum += grad[v] * feats[v];
             dot[k][i] = sum;
@@ -170,43 +184,42 @@ __attribute__((noinline)) void dot_block(const HashGridParams& p, int64_t l, int
 }
 
 /// Adds to rows [first, last) of `sums`, which begins with row `first`.
-template <typename T, int F>
-__attribute__((noinline)) void scatter_block(const HashGridParams& p, int64_t l, int64_t f,
-                                             int corners, int64_t begin, int count,
+template <typename T, typename Chunk>
+__attribute__((noinline)) void scatter_block(const HashGridParams& p, int64_t l, Chunk chunk,
+                                             int64_t begin, int count,
                                              const uint32_t (*row)[kBlock],
                                              const Acc<T> (*weight)[kBlock], uint32_t first,
                                              uint32_t last, Acc<T>* sums) {
+    constexpr int F = Chunk::F;
     const T* grad_out = static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
-                        (l * p.F + f) * p.grad_out_stride[1];
+                        (l * chunk.of(p) + chunk.first()) * p.grad_out_stride[1];
     for (int i = 0; i < count; ++i, grad_out += p.grad_out_stride[0]) {
         Acc<T> grad[F];
         load_features<F>(grad_out, p.grad_out_stride[1], grad);
-        for (int k = 0; k < corners; ++k) {
+        for (int k = 0; k < chunk.corners(p); ++k) {
             if (row[k][i] - first >= last - first) continue;
-            Acc<T>* sum = sums + int64_t(row[k][i] - first) * p.F + f;
-            for (int v = 0; v < F; ++v) sum[v] += weight[k][i] * grad[v];
+            Acc<T>* sum = sums + int64_t(row[k][i] - first) * chunk.of(p) + chunk.first();
+            Acc<T> added[F];  // all read before one is written: vectors of F
+            for (int v = 0; v < F; ++v) added[v] = sum[v] + weight[k][i] * grad[v];
+            for (int v = 0; v < F; ++v) sum[v] = added[v];
         }
     }
 }
 
-/// Calls `body` with an element, F as a constant and f, for features [f, f + F), until it had all.
-template <typename Body>
+/// Calls `body` with an element and a chunk of features, until it has had all.
+template <int D, typename Body>
 void by_features(const HashGridParams& p, const Body& body) {
-    for (int64_t f = 0; f < p.F;) {
-        const auto some = [&](auto F) {
-            dispatch(p.dtype, [&](auto element) { body(element, F, f); });
-            f += F();
-        };
-        const int64_t left = p.F - f;
-        if (left >= 8)
-            some(std::integral_constant<int, 8>{});
-        else if (left >= 4)
-            some(std::integral_constant<int, 4>{});
-        else if (left >= 2)
-            some(std::integral_constant<int, 2>{});
-        else
-            some(std::integral_constant<int, 1>{});
-    }
+    dispatch(p.dtype, [&](auto element) {
+        switch (p.F) {
+            case 1: return body(element, Chunk<1, 1 << D>{});
+            case 2: return body(element, Chunk<2, 1 << D>{});
+            case 4: return body(element, Chunk<4, 1 << D>{});
+            case 8: return body(element, Chunk<8, 1 << D>{});
+        }
+        int64_t f = 0;
+        for (; f + 4 <= p.F; f += 4) body(element, Chunk<4, 0>{f});
+        for (; f < p.F; ++f) body(element, Chunk<1, 0>{f});
+    });
 }
 
 template <int D, typename A>
@@ -216,10 +229,10 @@ void encode(const HashGridParams& p, int64_t begin, int64_t end) {
             Block<D, A> block(p, n, end);
             block.enter(p.level[l]);
             block.weigh(p, p.level[l]);
-            by_features(p, [&](auto element, auto F, int64_t f) {
+            by_features<D>(p, [&](auto element, auto chunk) {
                 using T = decltype(element);
                 if constexpr (std::is_same_v<Acc<T>, A>)
-                    encode_block<T, F()>(p, l, f, 1 << D, n, block.count, block.row, block.weight);
+                    encode_block<T>(p, l, chunk, n, block.count, block.row, block.weight);
             });
         }
 }
@@ -231,10 +244,10 @@ void points_gradient(const HashGridParams& p, int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n += kBlock) {
             Block<D, A> block(p, n, end);
             block.enter(p.level[l]);
-            by_features(p, [&](auto element, auto F, int64_t f) {
+            by_features<D>(p, [&](auto element, auto chunk) {
                 using T = decltype(element);
                 if constexpr (std::is_same_v<Acc<T>, A>)
-                    dot_block<T, F()>(p, l, f, 1 << D, n, block.count, block.row, block.weight);
+                    dot_block<T>(p, l, chunk, n, block.count, block.row, block.weight);
             });
             block.add_slopes(p, p.level[l], block.weight, sums.data() + n - begin, end - begin);
         }
@@ -260,11 +273,11 @@ void table_gradient(const HashGridParams& p, int64_t task) {
         Block<D, A> block(p, n, p.N);
         block.enter(p.level[l]);
         block.weigh(p, p.level[l]);
-        by_features(p, [&](auto element, auto F, int64_t f) {
+        by_features<D>(p, [&](auto element, auto chunk) {
             using T = decltype(element);
             if constexpr (std::is_same_v<Acc<T>, A>)
-                scatter_block<T, F()>(p, l, f, 1 << D, n, block.count, block.row, block.weight,
-                                      uint32_t(first), uint32_t(last), sums);
+                scatter_block<T>(p, l, chunk, n, block.count, block.row, block.weight,
+                                 uint32_t(first), uint32_t(last), sums);
         });
     }
     if (rounded)
