@@ -16,7 +16,8 @@ int answer() { return NUMBER; }
 @pytest.fixture
 def compile_(tmp_path):
     """A function that compiles KERNEL, a header's edit before it; the object, and if it was new."""
-    folder = str(install(tmp_path / "compilers"))  # in that of all tests others put objects too
+    # One of its own, beside the test's folder: in that of all tests others put objects too.
+    folder = str(install(tmp_path.parent / f"compilers-{tmp_path.name}"))
     environment = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
 
     def run(*words, text=KERNEL, header="", name="a.cpp"):
