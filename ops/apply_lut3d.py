@@ -160,6 +160,13 @@ def _fake(image, lut, interpolation):
     )
     if lut.dim() == 5:
         sizes.match("lut", lut, "(G, S, S, S, 3)")
+        torch._check(
+            image.dim() > 1 and image.shape[0] == lut.shape[0],
+            lambda: (
+                "apply_lut3d: image must have the first dimension of lut (G, S, S, S, 3), "
+                f"{tuple(lut.shape)}, got {tuple(image.shape)}"
+            ),
+        )
     else:
         sizes.match("lut", lut, "(S, S, S, 3), indexed [r, g, b]")
     S = sizes["S"]

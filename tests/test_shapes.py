@@ -66,6 +66,7 @@ def test_what_fits_binds_its_sizes():
         ("bilinear_interpolation", ((4, 4, 2), (4, 3)), ()),
         ("apply_lut3d", ((4, 4), (5, 5, 5, 3)), ("trilinear",)),
         ("apply_lut3d", ((4, 3), (5, 5, 4, 3)), ("trilinear",)),
+        ("apply_lut3d", ((2, 4, 3), (3, 5, 5, 5, 3)), ("trilinear",)),
         ("hash_grid_encoding", ((4, 3), (5, 64)), (None, 16, 2.0)),
         ("hash_grid_encoding", ((4, 3), (5, 64, 0)), (None, 16, 2.0)),
         ("convolve2d", ((4,), (3, 3)), ("same", "zero")),
