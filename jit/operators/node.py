@@ -10,7 +10,6 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import sys
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -146,6 +145,8 @@ class Node:
 
 def _is_possible() -> bool:
     """True where there is a compiler, and a Python with the lock that the library relies on."""
+    import sysconfig
+
     without_lock = sysconfig.get_config_var("Py_GIL_DISABLED")
     return session.SESSIONS[0].toolchain.cxx is not None and not without_lock
 
