@@ -207,4 +207,12 @@ struct Taps {
         w[0] = scale * outer(t + 1), w[1] = scale * inner(t);
         w[2] = -scale * inner(1 - t), w[3] = -scale * outer(2 - t);
     }
+    /// Second derivatives; `scale` is the square of that of the slopes.
+    HD static void cubic_curve(A (&w)[kTaps], A t, A scale) {
+        constexpr A a = -0.75;
+        const auto outer = [](A x) { return 6 * a * x - 10 * a; };
+        const auto inner = [](A x) { return 6 * (a + 2) * x - 2 * (a + 3); };
+        w[0] = scale * outer(t + 1), w[1] = scale * inner(t);
+        w[2] = scale * inner(1 - t), w[3] = scale * outer(2 - t);
+    }
 };

@@ -23,8 +23,6 @@ std::tuple<Tensor, Tensor, Tensor> grid_sample_backward_backward(
     const Tensor& input, const Tensor& grid, int64_t interpolation, int64_t padding,
     bool align_corners, bool need_grad_out, bool need_input, bool need_grid, bool deterministic) {
     GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
-    if (p.interpolation == Interpolation::kCubic)
-        raise(kName, "the second derivative of mode 'bicubic' has no kernel");
     set_grad_out(p, grad_out, input, grid);
     if (to_grad_input) {
         check_like("to_grad_input", *to_grad_input, "input", input, shape_of(input));
@@ -69,7 +67,9 @@ STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
 }
 
 // What `loader.accelerate_torch()` calls.
-STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) { define(m, "grid_sample_replace_aten() -> int[]"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
+    define(m, "grid_sample_replace_aten(bool cubic_volumes) -> int[]");
+}
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
     m.impl("grid_sample_replace_aten", TORCH_BOX(&aten::replace));

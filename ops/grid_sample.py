@@ -28,7 +28,7 @@ def grid_sample(
         grid: (N, H_out, W_out, 2) or (N, D_out, H_out, W_out, 3), any of these dtypes whatever that
             of `input`, same device, any strides. A point is (x, y) or (x, y, z), -1 and 1 being the
             borders of the last, the last but one and the first axis of an image.
-        mode: "bilinear", of a volume trilinear; "nearest"; or "bicubic", of an image only.
+        mode: "bilinear", of a volume trilinear; "nearest"; or "bicubic", of a volume tricubic.
         padding_mode: what lies outside: "zeros"; "border", the nearest pixel; "reflection", the
             image mirrored at its borders.
         align_corners: whether -1 and 1 are the centres of the outermost pixels, or (False, as is
@@ -81,6 +81,7 @@ def samples(device):
     image, grid = pair((1, 32, 40, 30), (30, 41))
     yield image.to(memory_format=torch.channels_last), grid, "bilinear", "reflection", True
     yield *pair((1, 5, 25, 35), (200, 3)), "bicubic", "border", False
+    yield *pair((1, 9, 8, 9, 7), (3, 7, 10)), "bicubic", "reflection", False
     yield *pair((2, 4, 13, 15, 17), (9, 11, 10)), "bilinear", "border", True
     volume, grid = pair((1, 16, 11, 12, 13), (1, 20, 30), torch.float16)
     yield volume.to(memory_format=torch.channels_last_3d), grid, "bilinear", "zeros", False
@@ -159,11 +160,8 @@ class _GridSample(Linear):
 
     def second(self, arriving, grad_out, tensors, options, need):
         """See Linear; with a kernel that gives all three."""
-        if options[0] == _MODES.index("bicubic"):
-            found = _composite(*arriving, grad_out, *tensors, options)
-        else:
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            found = _second_gradients(*arriving, grad_out, *tensors, *options, *need, deterministic)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        found = _second_gradients(*arriving, grad_out, *tensors, *options, *need, deterministic)
         return asked(need, found)
 
 

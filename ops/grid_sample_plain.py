@@ -85,6 +85,6 @@ def _padded(x, size, padding, align_corners):
 
 def _keys(distance):
     """Keys' cubic kernel."""
-    a, t = -0.75, distance.abs()
+    a, t = -0.75, torch.where(distance < 0, -distance, distance)  # of slope 1 at 0, unlike abs
     inner = ((a + 2) * t - (a + 3)) * t * t + 1
     return torch.where(t <= 1, inner, ((a * t - 5 * a) * t + 8 * a) * t - 4 * a)

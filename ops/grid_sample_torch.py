@@ -11,10 +11,12 @@ takes one out again at any time; so leaving restores what was there.
 """
 
 import ctypes
+import functools
 import os
 import threading
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from loader.jit.live import swap
 from loader.jit.operators.frame import library
@@ -99,7 +101,19 @@ class _Kernels:
 
     def _register(self) -> list[int]:
         library("grid_sample")
-        return torch.ops.octet.grid_sample_replace_aten()
+        return torch.ops.octet.grid_sample_replace_aten(_takes_cubic_volumes())
+
+
+@functools.cache  # asked first while the kernels in the dispatcher are torch's
+def _takes_cubic_volumes() -> bool:
+    """True if F.grid_sample samples volumes bicubically, as it does from torch 2.15 on."""
+    with _disable_current_modes():
+        volume, grid = (torch.zeros(1, 1, 1, 1, n, device="cpu") for n in (1, 3))
+        try:
+            torch.grid_sampler_3d(volume, grid, 2, 0, False)
+        except RuntimeError:
+            return False
+    return True
 
 
 def _withdraw(handles: list[int]) -> None:
@@ -121,9 +135,10 @@ def accelerate_torch() -> Acceleration:
     between every caller of `aten::grid_sampler_2d`, `_3d` and their backwards gets them, on the
     CPU, and on CUDA devices where the build is for those: models as they stand, under autograd,
     autocast, `torch.func` and `torch.compile`. Results differ from torch's by rounding, and where
-    torch's are wrong (`loader.grid_sample` says where). Arguments that `loader.grid_sample`
-    refuses, and an input and a grid of two dtypes, reach torch's own kernels, with its results and
-    errors. `torch.use_deterministic_algorithms(True)` is heeded, and on CUDA raises no longer.
+    torch's are wrong (`loader.grid_sample` says where). Arguments that `loader.grid_sample` or this
+    torch refuses, and an input and a grid of two dtypes, reach torch's own kernels, with its
+    results and errors. `torch.use_deterministic_algorithms(True)` is heeded, and on CUDA raises no
+    longer.
 
     It holds for the whole process, all its threads, and processes forked from it; begin and end it
     while no other thread samples. A function compiled before is compiled once more at its first

@@ -216,39 +216,13 @@ def _like_tensors(grad_out, first, second, *rest):
     return first.new_empty(first.shape), second.new_empty(second.shape)
 
 
-def batched(operator: Linear, flatten: bool) -> None:
-    """Let torch.vmap run X once over all members that share its second tensor, a table.
+def in_turns(op, info, in_dims, args):
+    """What a rule for torch.vmap returns, where each member of the batch is a call of its own."""
 
-    Where tables or their gradients differ the members take turns: each fills the machine. `flatten`
-    joins the batch with the first dimension; without it X takes any number of dimensions.
-    """
-    _batched(operator.op, 1, lambda args: False, flatten)
-    _batched(operator.backward_op, 2, lambda args: operator.split(args[1:])[2][1], flatten)
+    def member(i):
+        return (x if d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True))
 
-
-def _batched(op, table: int, table_gradient: Callable, flatten: bool) -> None:
-    def rule(info, in_dims, *args):
-        B = info.batch_size
-
-        def member(x, dim, i):
-            return x if dim is None else x.select(dim, i)
-
-        def joined(i, x, dim):
-            if not isinstance(x, Tensor) or i == table:
-                return x
-            x = x.expand(B, *x.shape) if dim is None else x.movedim(dim, 0)
-            return x.flatten(0, 1) if flatten else x
-
-        def split(x):  # (0,) is a gradient that was not asked for
-            return x.unflatten(0, (B, len(x) // B)) if flatten or x.shape == (0,) else x
-
-        pairs = [*zip(args, in_dims, strict=True)]
-        if in_dims[table] is not None or table_gradient(args):
-            outs = [op(*(member(*pair, i) for pair in pairs)) for i in range(B)]
-            if isinstance(outs[0], tuple):
-                return tuple(map(torch.stack, zip(*outs, strict=True))), (0, 0)
-            return torch.stack(outs), 0
-        out = op(*(joined(i, *pair) for i, pair in enumerate(pairs)))
-        return ((split(out[0]), out[1]), (0, None)) if isinstance(out, tuple) else (split(out), 0)
-
-    frame.vmap(op, rule)
+    outs = [op(*member(i)) for i in range(info.batch_size)]
+    if isinstance(outs[0], Tensor):
+        return torch.stack(outs), 0
+    return tuple(map(torch.stack, zip(*outs, strict=True))), (0,) * len(outs[0])

@@ -75,9 +75,11 @@ OPTIONS = [
 def test_results_are_torchs(dims, dtype, device):
     """Output and both gradients, for every option; and with torch's strides."""
     for options in OPTIONS:
-        if dims == 3 and options["mode"] == "bicubic":
+        try:
+            expected = results(dims, device, dtype, **options)
+        except RuntimeError:  # has torch from 2.15 on
+            assert dims == 3 and options["mode"] == "bicubic"
             continue
-        expected = results(dims, device, dtype, **options)
         with loader.accelerate_torch():
             got = results(dims, device, dtype, **options)
         for ours, torchs in zip(got, expected, strict=True):
@@ -135,6 +137,7 @@ REFUSED = {
     "operator for images": lambda: aten.grid_sampler_2d(*sample(3), 0, 0, False),
     "operator for volumes": lambda: aten.grid_sampler_3d(*sample(2), 0, 0, False),
     "bicubic volume": lambda: F.grid_sample(*sample(3), mode="bicubic"),
+    "bicubic volume, operator": lambda: aten.grid_sampler_3d(*sample(3), 2, 0, False),
     "backward, no number": lambda: aten.grid_sampler_2d_backward(
         *(torch.ones(1, 1, 1, n).long() for n in (1, 1, 2)), 0, 0, False, [True, True]
     ),
@@ -150,7 +153,7 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore:Default grid_sample")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_ours_refuse_reaches_torch(case):
-    """The same exception, of the same type, with the same text; the same bits of what torch takes."""
+    """The same exception, of the same type, with the same text; or results, where torch has them."""
 
     def outcome():
         try:
@@ -162,7 +165,8 @@ def test_what_ours_refuse_reaches_torch(case):
     with loader.accelerate_torch():
         got = outcome()
     if isinstance(expected, torch.Tensor):  # as torch has it from 2.15 on
-        assert case == "bicubic volume" and torch.equal(got, expected)
+        assert case.startswith("bicubic volume")
+        assert_close(got, expected)
     else:
         assert got == expected
 

@@ -17,7 +17,8 @@ from torch.testing import assert_close
 from loader import grid_sample, grid_sample_bw, grid_sample_fw, grid_sample_reference
 
 PADDINGS = ["zeros", "border", "reflection"]
-KINDS = [("bilinear", 2), ("nearest", 2), ("bicubic", 2), ("bilinear", 3), ("nearest", 3)]
+MODES = ["bilinear", "nearest", "bicubic"]
+KINDS = [*itertools.product(MODES, (2, 3))]
 LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 LAYOUTS = {
     "channels last": lambda x: x.contiguous(memory_format=LAST[x.dim() - 2]),
@@ -38,15 +39,21 @@ def sample(size, points, device="cpu", dtype=torch.float64, grid_dtype=None, rea
     return input.to(dtype), grid.to(grid_dtype or dtype)
 
 
-def torchs_bicubic_takes_volumes():
-    """True from torch 2.15 on."""
-    try:
-        F.grid_sample(
-            *(torch.ones(1, 1, 1, 1, n) for n in (1, 3)), mode="bicubic", align_corners=False
-        )
-    except RuntimeError:
-        return False
-    return True
+def torchs(input, grid, mode="bilinear", padding="zeros", align_corners=False):
+    """F.grid_sample; of bicubic volumes, which torch has from 2.15 on, what it makes of their images
+    and then of the column of results.
+    """
+    if mode != "bicubic" or input.dim() == 4:
+        return F.grid_sample(input, grid, mode, padding, align_corners)
+    N, C, D = input.shape[:3]
+    points = grid.flatten(1, -2)
+    P = points.shape[1]
+    options = mode, padding, align_corners
+    rows = F.grid_sample(input.flatten(1, 2), points[:, None, :, :2], *options)
+    columns = rows.view(N, C, D, P).movedim(3, 1).reshape(N * P, C, D, 1)
+    heights = F.pad(points[..., 2:], (1, 0)).view(N * P, 1, 1, 2)
+    out = F.grid_sample(columns, heights, *options).view(N, P, C)
+    return out.transpose(1, 2).reshape(N, C, *grid.shape[1:-1])
 
 
 def all_of(function, input, grid, *options):
@@ -132,14 +139,11 @@ class TestGridSample(OperatorTests):
             ((input, grid), {"mode": "linear"}, ValueError, "mode must be 'bilinear', 'nearest' or 'bicubic', got 'linear'"),
             ((input, grid), {"padding_mode": "edge"}, ValueError, "padding_mode must be 'zeros', 'border' or 'reflection', got 'edge'"),
             ((input, grid), {"padding_mode": None}, ValueError, "padding_mode must be 'zeros', 'border' or 'reflection', got None"),
-            ((input[:, :, None], torch.rand(2, 1, 6, 7, 3)), {"mode": "bicubic"}, RuntimeError, "mode 'bicubic' needs an input (N, C, H, W), got (2, 3, 1, 4, 5)"),
         )  # fmt: skip
 
     def test_torch_refuses_the_same(self):
         """With an exception of the same kind."""
         for arguments, options, kind, _ in self.bad_input():
-            if options.get("mode") == "bicubic" and torchs_bicubic_takes_volumes():
-                continue
             with pytest.raises((kind, NotImplementedError)):
                 F.grid_sample(*arguments, **options, align_corners=False)
 
@@ -155,7 +159,7 @@ def test_equals_torch(mode, dims, padding, device):
             input, grid = sample((B, C, 9, 11, 7)[: 2 + dims], points[:dims], device)
             input = input.contiguous(memory_format=LAST[dims]) if last else input
             options = mode, padding, align_corners
-            theirs = all_of(F.grid_sample, input, grid, *options)
+            theirs = all_of(torchs, input, grid, *options)
             for ours, expected in zip(
                 all_of(grid_sample, input, grid, *options), theirs, strict=True
             ):
@@ -189,10 +193,6 @@ def test_torchs_own_samples(name, dtype, device, monkeypatch):
             options = ("bilinear", "nearest", "bicubic")[mode], PADDINGS[padding], align_corners
         else:
             options = [case.kwargs[k] for k in ("mode", "padding_mode", "align_corners")]
-        if options[0] == "bicubic" and case.input.dim() == 5:  # as some versions of torch have
-            with pytest.raises(RuntimeError, match="mode 'bicubic' needs an input"):
-                grid_sample(case.input, case.args[0], *options)
-            continue
         ours = all_of(grid_sample, case.input, case.args[0], *options)
         theirs = all_of(F.grid_sample, case.input.to(work), case.args[0].to(work), *options)
         eps = torch.finfo(dtype).eps
@@ -232,7 +232,7 @@ def test_strange_coordinates(mode, dims, padding, dtype, device):
             ):
                 assert_close(x[chosen], y[chosen], rtol=1e-4, atol=1e-4, equal_nan=True)
             with torch.backends.cudnn.flags(enabled=False):  # cuDNN has rules of its own for NaN
-                theirs = F.grid_sample(image, grid, *options)
+                theirs = torchs(image, grid, *options)
             judged = small if device == "cpu" else chosen
             assert_close(
                 ours[0].movedim(1, -1)[judged], theirs.movedim(1, -1)[judged],
@@ -259,9 +259,13 @@ def test_a_pixel_outside_does_not_spoil_what_is_not_finite(device):
     """Taps outside count as nothing, not as 0 times the first pixel; one of weight 0 inside does."""
     input, grid = sample((1, 6, 8, 8), (9, 9), device, torch.float32)
     input[0, :, 0, 0] = math.nan
-    for image in (input, input.contiguous(memory_format=torch.channels_last)):
-        results = all_of(grid_sample, image, grid), all_of(grid_sample_reference, image, grid)
-        assert_close(*results, equal_nan=True, rtol=1e-4, atol=1e-5)
+    volume, places = sample((1, 6, 6, 7, 8), (3, 5, 5), device, torch.float32)
+    volume[0, :, 0, 0, 0] = math.inf
+    for image, points in ((input, grid), (volume, places)):
+        for last, mode in itertools.product((False, True), ("bilinear", "bicubic")):
+            image = image.contiguous(memory_format=LAST[points.dim() - 2]) if last else image
+            results = [all_of(f, image, points, mode) for f in (grid_sample, grid_sample_reference)]
+            assert_close(*results, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -307,12 +311,10 @@ def test_any_strides(layout, mode, dims, device):
         points = LAYOUTS[layout](grid.movedim(-1, 1)).movedim(1, -1)
         out = grid_sample(image, points, mode, "border")
         assert out.is_contiguous()
-        assert_close(out, F.grid_sample(image, points, mode, "border", False))
+        assert_close(out, torchs(image, points, mode, "border", False))
         grad_out = LAYOUTS[layout](out)
         leaves = [x.detach().requires_grad_() for x in (image, points)]
-        theirs = torch.autograd.grad(
-            F.grid_sample(*leaves, mode, "border", False), leaves, grad_out
-        )
+        theirs = torch.autograd.grad(torchs(*leaves, mode, "border", False), leaves, grad_out)
         for mask in ((True, True), (True, False), (False, True)):
             ours = grid_sample_bw(grad_out, image, points, mode, "border", output_mask=mask)
             ours = ours if all(mask) else [ours]
@@ -342,7 +344,7 @@ def test_agrees_with_scipy():
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_volumes(mode, padding, device):
     inputs = sample((2, 2, 4, 3, 5), (2, 1, 3), device)
     inputs = [x.requires_grad_() for x in inputs]
@@ -372,6 +374,73 @@ def test_second_derivatives_equal_the_references(mode, dims, C, last, device):
         assert_close(*results)
 
 
+def second_of(function, input, grid, *options):
+    """Gradients of the first derivatives to grad_out, input and grid, of what arrives for each."""
+    leaves = [x.detach().requires_grad_() for x in (input, grid)]
+    out = function(*leaves, *options)
+    leaves.insert(0, torch.linspace(-1, 1, out.numel()).view_as(out).to(out).requires_grad_())
+    first = torch.autograd.grad(out, leaves[1:], leaves[0], create_graph=True)
+    for wanted in ((0,), (1,), (0, 1)):
+        loss = sum(first[i].pow(2).sum() for i in wanted)
+        yield torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_second_derivatives_of_bicubic(dims, dtype, device):
+    """Each padding and layout; channels in vectors of 8, of 4 and alone; on pixels exactly, where
+    the weights' formulas meet.
+    """
+    work = torch.promote_types(dtype, torch.float32)
+    fine = torch.finfo(work).eps
+    for C, padding, last in itertools.product((1, 3, 6, 13), PADDINGS, (False, True)):
+        input, grid = sample((2, C, 4, 5, 5)[: dims + 2], (2, 5, 3)[:dims], device, dtype)
+        grid.flatten(1, -2)[:, :3] = torch.tensor([-1.0, 0.0, 0.5]).to(grid)[:, None]
+        input = input.contiguous(memory_format=LAST[dims]) if last else input
+        ours = second_of(grid_sample, input, grid, "bicubic", padding, True)
+        wide = [x.to(work) for x in (input, grid)]
+        theirs = second_of(grid_sample_reference, *wide, "bicubic", padding, True)
+        for x, y in zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True):
+            # What arrives is rounded too, and multiplied by slopes of up to 3 a pixel.
+            own = max(16 * torch.finfo(dtype).eps, 1000 * fine)
+            assert_close(x.to(work), y, rtol=own, atol=own * max(1, float(y.abs().max())))
+
+
+def test_third_derivative_of_bicubic_volumes():
+    results = []
+    for function in (grid_sample, grid_sample_reference):
+        leaves = [x.requires_grad_() for x in sample((1, 2, 4, 5, 4), (1, 2, 3))]
+        value = function(*leaves, "bicubic", "border", True).pow(3).sum()
+        for _ in range(3):
+            grads = torch.autograd.grad(value, leaves, create_graph=True)
+            value = sum(grad.pow(2).sum() for grad in grads)
+        results.append(grads)
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("C, last", [(1, False), (5, False), (8, True), (16, True)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bicubic_volumes_of_a_size(dtype, C, last, device):
+    """Many points to a pixel and few; where sums in the order of the machine and in a fixed one are
+    both within rounding, and the latter have the same bits in every run.
+    """
+    for size, points in (((9, 10, 11), (6, 9, 13)), ((30, 31, 33), (2, 3, 5))):
+        input, grid = sample((2, C, *size), points, device, dtype)
+        input = input.contiguous(memory_format=LAST[3]) if last else input
+        check(input, grid, "bicubic", "border")
+        torch.use_deterministic_algorithms(True)
+        try:
+            check(input, grid, "bicubic", "zeros", True)
+            runs = [all_of(grid_sample, input, grid, "bicubic") for _ in range(3)]
+            assert all(all(map(torch.equal, runs[0], run)) for run in runs)
+            runs = [
+                [*itertools.chain(*second_of(grid_sample, input, grid, "bicubic"))] for _ in runs
+            ]
+            assert all(all(map(torch.equal, runs[0], run)) for run in runs)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
 def test_eikonal_loss(device):
     """A signed distance grid trained to have slope 1, the use of the second derivative."""
     grads = []
@@ -394,14 +463,14 @@ def test_gradients_that_are_not_asked_for_take_no_memory(mask):
     assert [x.numel() > 0 for x in raw] == [*mask]
 
 
-@pytest.mark.parametrize("dims", [2, 3])
-def test_empty_inputs(dims, device):
+@pytest.mark.parametrize("mode, dims", KINDS)
+def test_empty_inputs(mode, dims, device):
     """No images, channels or points give an empty output, and gradients of 0."""
     for B, C, points in ((0, 3, 4), (2, 0, 4), (2, 3, 0)):
         input, grid = sample((B, C, 5, 6, 7)[: dims + 2], (points,) * dims, device)
-        out = grid_sample(input, grid)
+        out = grid_sample(input, grid, mode)
         assert out.shape == (B, C) + (points,) * dims
-        grads = grid_sample_bw(out, input, grid, output_mask=(True, True))
+        grads = grid_sample_bw(out, input, grid, mode, output_mask=(True, True))
         assert_close([*grads], [torch.zeros_like(x) for x in (input, grid)])
 
 
@@ -416,12 +485,12 @@ def test_large_enough_for_several_threads(device):
             image = input.to(dtype)
             image = image.contiguous(memory_format=LAST[len(points)]) if last else image
             check(image, grid, "bilinear", "border")
-        if device == "cpu":
-            results = [all_of(grid_sample, input, grid)]
+        for mode in ("bilinear", "bicubic") if device == "cpu" else ():
+            results = [all_of(grid_sample, input, grid, mode)]
             threads = torch.get_num_threads()
             for count in (1, 3):
                 torch.set_num_threads(count)
-                results.append(all_of(grid_sample, input, grid))
+                results.append(all_of(grid_sample, input, grid, mode))
                 torch.set_num_threads(threads)
                 assert all(map(torch.equal, results[0], results[-1]))
 
@@ -493,6 +562,13 @@ def test_more_than_2_31_elements():
     out = grid_sample(strided, torch.rand(1, 5, 7, 2) - 0.5)
     assert_close(out, strided[:, :, :5, :7])
     assert grid_sample(tall, grid).abs().sum() == 0
+    places = torch.tensor([[-1.0, 0.9, 0.3], [-0.5, 1.0, -0.2], [1.0, -1.0, 0.0]]).view(
+        1, 1, 1, 3, 3
+    )
+    for C in (1, 6):
+        strided = torch.rand(C).as_strided((1, C, 2**11, 2**11, 2**11), (0, 1, 0, 0, 0))
+        out = grid_sample(strided, places / 2, "bicubic")
+        assert_close(out, strided[:, :, :1, :1, :3])
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
@@ -547,7 +623,5 @@ def test_what_the_registered_operators_refuse():
     second = raw.grid_sample_backward_backward
     with pytest.raises(RuntimeError, match="needs to_grad_input or to_grad_grid, got neither"):
         second(None, None, out, input, grid, 0, 0, *flags)
-    with pytest.raises(RuntimeError, match="second derivative of mode 'bicubic' has no kernel"):
-        second(input, grid, out, input, grid, 2, 0, *flags)
     with pytest.raises(RuntimeError, match=r"to_grad_grid must have shape \(2, 6, 7, 2\)"):
         second(input, grid[:1], out, input, grid, 0, 0, *flags)

@@ -27,12 +27,16 @@ Function* torchs(const char* rest) {
     return found;
 }
 
+/// Whether this torch samples volumes bicubically; where not, its own error is to come.
+inline bool cubic_volumes = false;
+
 /// Whether ours take these arguments of an operator on images of `D` dimensions.
 inline bool is_covered(int64_t D, const Tensor& input, const Tensor& grid, int64_t interpolation,
                        int64_t padding) {
     try {
         const GridSampleParams p = check(input, grid, interpolation, padding, false);
-        return p.D == D && p.dtype == p.grid_dtype;
+        const bool unknown = D == 3 && p.interpolation == Interpolation::kCubic && !cubic_volumes;
+        return p.D == D && p.dtype == p.grid_dtype && !unknown;
     } catch (const std::exception&) {
         return false;
     }
@@ -128,7 +132,8 @@ std::vector<Override> overrides() {
 
 /// Puts the kernels in the place of torch's; a handle for each device that this build is for, the
 /// CPU's first, as `override_aten` returns them.
-inline std::vector<int64_t> replace() {
+inline std::vector<int64_t> replace(bool has_cubic_volumes) {
+    cubic_volumes = has_cubic_volumes;
     std::vector<int64_t> handles{override_aten(kName, "CPU", overrides<Cpu>())};
 #ifdef OCTET_CUDA
     std::vector<Override> on_cuda = overrides<Cuda>();

@@ -36,8 +36,6 @@ inline void check_dims(const Tensor& input, const Tensor& grid, int64_t interpol
             "grid_sample: interpolation_mode must be 0 (bilinear), 1 (nearest) or 2 (bicubic), "
             "got " +
             std::to_string(interpolation));
-    if (interpolation == 2 && dims == 5)
-        raise(kName, "mode 'bicubic' needs an input (N, C, H, W), got " + shape_text(input));
 }
 
 /// Strides as b, c, z, y, x.

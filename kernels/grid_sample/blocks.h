@@ -4,30 +4,25 @@
 
 namespace {
 
-constexpr int kMostTaps = 16;
-
-/// A block of points: their taps along each axis. z has one tap in two dimensions.
+/// A block of points: their taps along each axis, what is read for them and what is written. z has
+/// one tap in two dimensions.
 template <typename A>
-struct Block {
+struct Points {
     const GridSampleParams& p;
     int64_t image = 0, first = 0;
-    int count = 0, taps, outermost;
-    bool slopes, inside = false;
+    int count = 0;
+    const int outermost;
+    const bool slopes;
     Axis<A> axis[3];
 
-    Block(const GridSampleParams& params, bool slopes)
+    Points(const GridSampleParams& params, bool slopes)
         : p(params), outermost(3 - params.D), slopes(slopes) {
-        taps = p.interpolation == Interpolation::kLinear    ? 2
-               : p.interpolation == Interpolation::kNearest ? 1
-                                                            : 4;
         if (outermost == 0) return;
         axis[0].inside = true;
         std::fill_n(axis[0].index[0], kBlock, 0);
         std::fill_n(axis[0].weight[0], kBlock, A(1));
+        std::fill_n(axis[0].slope[0], kBlock, A(0));
     }
-    int taps_of(int a) const { return a < outermost ? 1 : taps; }
-    int all_taps() const { return taps_of(0) * taps * taps; }
-
     void begin(int64_t b, int64_t point) {
         image = b, first = point, count = int(std::min<int64_t>(kBlock, p.P - point));
     }
@@ -41,25 +36,12 @@ struct Block {
                         first, count, to);
         });
     }
-    NOINLINE void find(int a) {
-        A x[kBlock];
-        coordinates(p.grid, p.grid_points, p.grid_stride, a, x);
-        const auto run = [&](auto number) {
-            find_taps<decltype(number)::value>(x, count, p.size[a], p.padding, p.align_corners,
-                                               slopes, axis[a]);
-        };
-        if (taps == 1)
-            run(std::integral_constant<int, 1>());
-        else if (taps == 2)
-            run(std::integral_constant<int, 2>());
-        else
-            run(std::integral_constant<int, 4>());
-    }
-    void find_all() {
-        for (int a = outermost; a < 3; ++a) find(a);
+    template <int kTaps>
+    void find(int a, const A* x) {
+        find_taps<kTaps>(x, count, p.size[a], p.padding, p.align_corners, slopes, axis[a]);
     }
     /// Forgets taps outside of [begin, end) of the slowest axis; whether any are left.
-    bool keep(int64_t begin, int64_t end) {
+    bool keep(int taps, int64_t begin, int64_t end) {
         const int n = count, low = int(begin), high = int(end);
         Axis<A>& slow = axis[outermost];
         int left = 0, gone = 0;
@@ -72,6 +54,77 @@ struct Block {
             }
         slow.inside &= !gone;
         return left;
+    }
+    /// `dispatch` of p.dtype among the types that are accumulated in A.
+    template <typename Body>
+    void dispatch_to_A(const Body& body) const {
+        if constexpr (std::is_same_v<A, double>)
+            body(double());
+        else if (p.dtype == DType::kFloat)
+            body(float());
+        else
+            p.dtype == DType::kHalf ? body(Half()) : body(BFloat16());
+    }
+    /// grad_out of a channel.
+    NOINLINE void read_grad(int64_t c, A* to) const {
+        dispatch_to_A([&](auto element) {
+            using T = decltype(element);
+            read_points(static_cast<const T*>(p.grad_out) + image * p.grad_out_stride[0] +
+                            c * p.grad_out_stride[1],
+                        p.grad_out_points, first, count, to);
+        });
+    }
+    /// A channel of the output, from elements `step` apart.
+    NOINLINE void write_out(int64_t c, const A* from, int step) const {
+        dispatch_to_A([&](auto element) {
+            using T = decltype(element);
+            T* to = static_cast<T*>(p.out) + (image * p.C + c) * p.P + first;
+            if (step == 1)
+                for (int i = 0; i < count; ++i) to[i] = store<T>(from[i]);
+            else
+                for (int i = 0; i < count; ++i) to[i] = store<T>(from[i * step]);
+        });
+    }
+    /// The gradients by x, y and z.
+    NOINLINE void write_grid(const A (*from)[kBlock]) const {
+        dispatch(p.grid_dtype, [&](auto element) {
+            using G = decltype(element);
+            G* to = static_cast<G*>(p.grad_grid) + (image * p.P + first) * p.D;
+            for (int i = 0; i < count; ++i)
+                for (int d = 0; d < p.D; ++d) to[i * p.D + d] = store<G>(Acc<G>(from[d][i]));
+        });
+    }
+};
+
+constexpr int kMostTaps = 16;
+
+/// A block of points, all of whose taps are at hand.
+template <typename A>
+struct Block : Points<A> {
+    using Points<A>::p, Points<A>::count, Points<A>::axis, Points<A>::outermost;
+    int taps;
+    bool inside = false;
+
+    Block(const GridSampleParams& params, bool slopes)
+        : Points<A>(params, slopes),
+          taps(params.interpolation == Interpolation::kLinear    ? 2
+               : params.interpolation == Interpolation::kNearest ? 1
+                                                                 : 4) {}
+    int taps_of(int a) const { return a < outermost ? 1 : taps; }
+    int all_taps() const { return taps_of(0) * taps * taps; }
+
+    NOINLINE void find(int a) {
+        A x[kBlock];
+        this->coordinates(p.grid, p.grid_points, p.grid_stride, a, x);
+        if (taps == 1)
+            Points<A>::template find<1>(a, x);
+        else if (taps == 2)
+            Points<A>::template find<2>(a, x);
+        else
+            Points<A>::template find<4>(a, x);
+    }
+    void find_all() {
+        for (int a = outermost; a < 3; ++a) find(a);
     }
     /// Each tap's place in a tensor; -1 outside.
     template <typename I>

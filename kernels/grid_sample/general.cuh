@@ -1,5 +1,6 @@
 // grid_sample's CUDA kernels for what linear_forward.cuh and linear_backward.cuh do not take:
-// bicubic, deterministic, second derivatives, fields of more than 2^30 pixels.
+// bicubic images, deterministic, second derivatives, fields of more than 2^30 pixels. Bicubic
+// volumes and second derivatives are in cubic.cu.
 //
 // 32 threads take 32 / lanes neighbouring points; the lanes of a point take its channels in turn,
 // V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are
@@ -121,16 +122,22 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-/// Bicubic: rows of four, so that fewer offsets and weights are held.
-template <typename T, int V>
-__global__ void __launch_bounds__(kThreads, kCubicBlocks<T, V>)
+/// Element k of four, of which all stay in registers where k is known at run time alone.
+template <typename A>
+__device__ inline A pick(const A (&of)[4], int k) {
+    return k < 2 ? (k == 0 ? of[0] : of[1]) : (k == 2 ? of[2] : of[3]);
+}
+
+/// Bicubic: rows of four, so that fewer offsets and weights are held, and planes one by one.
+template <typename T, int V, int D>
+__global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
     cubic_forward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
     const ThreadPoint at(job);
     if (!at.inside) return;
-    const PointTaps<A, 2, 4, false> point(job, at);
+    const PointTaps<A, D, 4, false> point(job, at);
     int64_t across[4], down[4];
     bool whole = true;
 #pragma unroll
@@ -142,24 +149,39 @@ __global__ void __launch_bounds__(kThreads, kCubicBlocks<T, V>)
     const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
     T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
     const int step = at.lanes * V, C = int(p.C);
-#pragma unroll 1
-    for (int c = at.lane * V; c < C; c += step) {
-        const T* channel = in + c * p.input_stride[1];
-        A sum[V] = {};
+    /// Adds a plane of channels c ... c + V - 1, none of whose pixels are where `skip`.
+    const auto add_plane = [&](const T* plane, bool skip, A weight, A(&sum)[V]) {
 #pragma unroll
         for (int y = 0; y < 4; ++y) {
             A line[V] = {};
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
                 Vector<T, V> value{};
-                if (whole || (point.axis[0].index[x] >= 0 && point.axis[1].index[y] >= 0))
-                    value = load_constant<T, V>(channel + down[y] + across[x]);
+                if (!skip &&
+                    (whole || (point.axis[0].index[x] >= 0 && point.axis[1].index[y] >= 0)))
+                    value = load_constant<T, V>(plane + down[y] + across[x]);
 #pragma unroll
                 for (int j = 0; j < V; ++j)
                     line[j] += point.axis[0].weight[x] * value_of(value.at[j], p.dtype);
             }
+            const A share = D == 2 ? point.axis[1].weight[y] : weight * point.axis[1].weight[y];
 #pragma unroll
-            for (int j = 0; j < V; ++j) sum[j] += point.axis[1].weight[y] * line[j];
+            for (int j = 0; j < V; ++j) sum[j] += share * line[j];
+        }
+    };
+#pragma unroll 1
+    for (int c = at.lane * V; c < C; c += step) {
+        const T* channel = in + c * p.input_stride[1];
+        A sum[V] = {};
+        if constexpr (D == 2) {
+            add_plane(channel, false, 1, sum);
+        } else {
+#pragma unroll 1
+            for (int z = 0; z < 4; ++z) {
+                const int index = pick(point.axis[2].index, z);
+                add_plane(channel + index * p.input_stride[2], index < 0,
+                          pick(point.axis[2].weight, z), sum);
+            }
         }
 #pragma unroll
         for (int j = 0; j < V; ++j)

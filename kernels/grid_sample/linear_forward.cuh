@@ -145,7 +145,7 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
 template <typename T, int V>
 const char* launch_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kCubic)
-        return launch_points(cubic_forward<Stored<T>, V>, job, 32 >> job.lanes_log2, stream);
+        return launch_points(cubic_forward<Stored<T>, V, 2>, job, 32 >> job.lanes_log2, stream);
     return (job.p.D == 3 ? launch_linear_forward<T, V, 3> : launch_linear_forward<T, V, 2>)(job,
                                                                                             stream);
 }

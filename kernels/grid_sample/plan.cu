@@ -1,6 +1,6 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
-// linear_backward.cuh (and general.cuh: bicubic, deterministic, second derivatives, fields of more
-// than 2^30 pixels).
+// linear_backward.cuh (general.cuh: bicubic images, deterministic, second derivatives, fields of
+// more than 2^30 pixels; cubic.cu: bicubic volumes and second derivatives).
 //
 // Bytes that must move (float32), for P points of C channels in a volume of V voxels: forward
 // 4 (P (D + C) + min(V, 2^D P) C), but a voxel is fetched in sectors of 32 bytes. Channels last, a
@@ -128,7 +128,8 @@ void begin_fixed(GridSampleJob& job, char* scratch, int64_t bytes, cudaStream_t 
     GridSampleParams& p = job.p;
     auto* const words = reinterpret_cast<unsigned long long*>(scratch);
     job.fixed = words + 1, job.places = p.B * p.C * voxel_count(p);
-    job.terms = p.P * 32;  // up to 16 taps of a point may be the same pixel, weights are below 2
+    // All taps of a point may be the same pixel, with weights below 2.
+    job.terms = p.P * (p.interpolation == Interpolation::kCubic && p.D == 3 ? 128 : 32);
     cudaMemsetAsync(scratch, 0, bytes, stream);
     const Strided grad_out = points_of(p.grad_out, p.dtype, p.B, p.grad_out_stride[0], p.C,
                                        p.grad_out_stride[1], p.grad_out_points, p.P);
@@ -189,7 +190,9 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
         if ((error = zero(p.grad_input, bytes, choice, processors, stream))) return error;
     }
     set_points(job, plan);
-    if (!p.grad_out)
+    if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
+        error = grid_sample_cubic(job, plan.V, stream);
+    else if (!p.grad_out)
         error = (bits16 ? grid_sample_forward_16bit : grid_sample_forward)(job, plan.V, stream);
     else if (is_second(p))
         error = (p.dtype == DType::kDouble  ? second<double>

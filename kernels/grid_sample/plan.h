@@ -8,13 +8,6 @@ namespace {
 
 constexpr int64_t kLarge = 5 << 19;  // elements of an image that fit no cache of one core
 
-/// An image that is sampled, or to which is added.
-struct Field {
-    void* data;  // null: none
-    int64_t stride[5];
-    bool rows;
-};
-
 bool has_rows(const GridSampleParams& p, const int64_t (&stride)[5]) {
     return p.C >= 4 && stride[1] == 1;
 }
@@ -58,18 +51,18 @@ bool is_scattered(const GridSampleParams& p) {
 }
 
 /// What is done, in which order, by how many.
-struct Plan {
+struct Plan : Fields {
     enum Step { kCopy, kPoints, kScatter, kRound };
     Step steps[4];
     int count = 0;
-    bool copy, sum;          // fields are copied to rows; the gradient is summed in scratch memory
+    bool sum;                // the gradient is summed in scratch memory
     bool fused;              // the scattering step does all
     int64_t pieces;          // of the points, of copies
     int64_t shares, splits;  // of the scattering: images are shared, and each is split
     bool by_channel;
     bool planes;  // planes_cpu.cpp does the points, and all but the cubic scattering
+    bool cubic;   // cubic_cpu.cpp does both: bicubic volumes and second derivatives
     int64_t field_bytes;
-    Field input, upstream, target;
 
     explicit Plan(const GridSampleParams& p) {
         const bool exact = p.dtype == DType::kFloat || p.dtype == DType::kDouble;
@@ -86,14 +79,16 @@ struct Plan {
         const bool reads = reads_input || (p.to_grad_input && p.out);
         // A copy pays where reads by planes would miss the cache: where neighbouring points are far
         // from each other in a volume of several channels, or in a large image of many.
-        const bool cubic = p.interpolation == Interpolation::kCubic, wide = p.C * V > kLarge;
-        const bool misses = p.D == 3 ? p.C >= 4 && p.scattered
-                            : cubic  ? p.C >= 32 && p.C * V * element > 1 << 20
-                                     : p.C >= 16 && wide && p.scattered && !flat;
+        const bool keys = p.interpolation == Interpolation::kCubic, wide = p.C * V > kLarge;
+        cubic = keys && (p.D == 3 || p.to_grad_input || p.to_grad_grid);
+        const bool misses = cubic      ? p.C >= 4
+                            : p.D == 3 ? p.C >= 4 && p.scattered
+                            : keys     ? p.C >= 32 && p.C * V * element > 1 << 20
+                                       : p.C >= 16 && wide && p.scattered && !flat;
         copy = reads && dense && (misses || !exact) &&
                !(exact && input.rows && (!upstream.data || upstream.rows));
         const bool adds_rows =
-            p.D == 3 || cubic ? p.C >= 4 : p.C >= 8 && (p.scattered || !wide) && !flat;
+            p.D == 3 || keys ? p.C >= 4 : p.C >= 8 && (p.scattered || !wide) && !flat;
         sum = p.grad_input && (!exact || (dense && adds_rows && !target.rows));
         if (!copy && (!exact || (upstream.data && input.rows != upstream.rows)))
             input.rows = upstream.rows = false;
@@ -107,7 +102,7 @@ struct Plan {
         const bool narrow = p.size[1] < 2 || p.size[2] < 2;
         planes = p.D == 2 && exact && p.grid_dtype == p.dtype && !p.to_grad_input &&
                  !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
-                 !(cubic && target.data && target.rows) && !(cubic && reads_input && input.rows) &&
+                 !(keys && target.data && target.rows) && !(keys && reads_input && input.rows) &&
                  is_small(p, input) && (!p.grad_input || is_small(p, target));
         const bool points = p.out || p.grad_grid;
         fused = true, shares = 1, splits = 1, by_channel = true;

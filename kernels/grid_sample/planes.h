@@ -26,7 +26,7 @@ class Planes {
     };
 
     const GridSampleParams& p;
-    const PlanesPart& part;
+    const Part& part;
     const int64_t sy, sx;
     const bool slopes, side_by_side;  // the latter: the channels of all pixels of a row
     int64_t begin = 0;                // of the block
@@ -313,7 +313,7 @@ class Planes {
     void cubic();
 
   public:
-    Planes(const GridSampleParams& params, const PlanesPart& part)
+    Planes(const GridSampleParams& params, const Part& part)
         : p(params),
           part(part),
           sy(p.input_stride[3]),

@@ -9,6 +9,6 @@
 #include "planes_cubic.h"
 #include "planes_linear.h"
 
-void grid_sample_planes_cpu(const GridSampleParams* p, const PlanesPart* part) {
+void grid_sample_planes_cpu(const GridSampleParams* p, const Part* part) {
     p->dtype == DType::kFloat ? Planes<float>(*p, *part).run() : Planes<double>(*p, *part).run();
 }

@@ -26,7 +26,7 @@ class Steps {
     /// A field's element type: that of the input where it has not been copied.
     template <typename Body>
     void with_type(const Body& body) {
-        plan.copy ? body(A()) : dispatch_to_A(body);
+        plan.copy ? body(A()) : block.dispatch_to_A(body);
     }
     /// Finds the taps' places in a field, with 32 bits where they will do.
     void locate(const Field& f) {
@@ -59,39 +59,10 @@ class Steps {
         });
     }
     A* row(const Field& f) const { return static_cast<A*>(f.data) + block.image * f.stride[0]; }
-    /// grad_out of a channel.
-    NOINLINE void read_grad(int64_t c, A* to) {
-        dispatch_to_A([&](auto element) {
-            using T = decltype(element);
-            read_points(static_cast<const T*>(p.grad_out) + block.image * p.grad_out_stride[0] +
-                            c * p.grad_out_stride[1],
-                        p.grad_out_points, block.first, block.count, to);
-        });
-    }
-    /// `dispatch` of p.dtype among the types that are accumulated in A.
-    template <typename Body>
-    void dispatch_to_A(const Body& body) {
-        if constexpr (std::is_same_v<A, double>)
-            body(double());
-        else if (p.dtype == DType::kFloat)
-            body(float());
-        else
-            p.dtype == DType::kHalf ? body(Half()) : body(BFloat16());
-    }
-    NOINLINE void write_out(int64_t c, const A* from, int step) {
-        dispatch_to_A([&](auto element) {
-            using T = decltype(element);
-            T* to = static_cast<T*>(p.out) + (block.image * p.C + c) * p.P + block.first;
-            if (step == 1)
-                for (int i = 0; i < block.count; ++i) to[i] = store<T>(from[i]);
-            else
-                for (int i = 0; i < block.count; ++i) to[i] = store<T>(from[i * kRow]);
-        });
-    }
     /// grad_out of channels [c, c + count) as rows of the tile.
     NOINLINE void read_tile(int64_t c, int count) {
         for (int k = 0; k < count; ++k) {
-            read_grad(c + k, values);
+            block.read_grad(c + k, values);
             for (int i = 0; i < block.count; ++i) tile[i][k] = values[i];
         }
     }
@@ -116,7 +87,7 @@ class Steps {
                         for (int i = 0; i < block.count; ++i) values[i] += term.weight[m][i] * x[i];
                     });
                 }
-                write_out(c, values, 1);
+                block.write_out(c, values, 1);
             }
             return;
         }
@@ -126,7 +97,7 @@ class Steps {
                 find(term);
                 sample_rows<L, V>(row(*term.field) + c, term.weight, &term != terms.begin());
             }
-            for (int k = 0; k < L * V; ++k) write_out(c + k, tile[0] + k, kRow);
+            for (int k = 0; k < L * V; ++k) block.write_out(c + k, tile[0] + k, kRow);
         });
     }
     template <int L, int V>
@@ -150,7 +121,7 @@ class Steps {
         if (!f.rows) {
             for (int m = 0; m < M; ++m) std::fill_n(dots[m], block.count, A(0));
             for (int64_t c = 0; c < p.C; ++c) {
-                read_grad(c, values);
+                block.read_grad(c, values);
                 each_tap(f, c, [&](int m, const A* x) {
                     for (int i = 0; i < block.count; ++i) dots[m][i] += values[i] * x[i];
                 });
@@ -194,7 +165,7 @@ class Steps {
         if (!f.rows) {
             sort_out();
             for (int64_t c = begin; c < end; ++c) {
-                read_grad(c, values);
+                block.read_grad(c, values);
                 A* plane = row(f) + c * f.stride[1];
                 switch (M) {
                     case 1: scatter_plane<1>(plane); break;
@@ -256,14 +227,6 @@ class Steps {
             block.weights(1 << a, direction[a], a > block.outermost, to);
         }
     }
-    NOINLINE void write_grid() {
-        dispatch(p.grid_dtype, [&](auto element) {
-            using G = decltype(element);
-            G* to = static_cast<G*>(p.grad_grid) + (block.image * p.P + block.first) * p.D;
-            for (int i = 0; i < block.count; ++i)
-                for (int d = 0; d < p.D; ++d) to[i * p.D + d] = store<G>(Acc<G>(to_grid[d][i]));
-        });
-    }
     /// What is wanted at the block's points.
     NOINLINE void run_points() {
         if (!p.grad_out) {
@@ -274,10 +237,10 @@ class Steps {
         const bool flat = p.interpolation == Interpolation::kNearest;  // of no slope
         if (!p.to_grad_input && !p.to_grad_grid) {
             if (!p.grad_grid) return;
-            if (flat) return write_grid();
+            if (flat) return block.write_grid(to_grid);
             for (int d = 0; d < p.D; ++d) block.weights(1 << (2 - d), nullptr, false, along[d]);
             differentiate(plan.input, along);
-            return write_grid();
+            return block.write_grid(to_grid);
         }
         A direction[3][kBlock], slanted[kMostTaps][kBlock];
         if (p.to_grad_grid) directional(slanted, direction);
@@ -291,7 +254,7 @@ class Steps {
                 sample({{&plan.upstream, weight}, {&plan.input, slanted}});
         }
         if (!p.grad_grid) return;
-        if (flat) return write_grid();
+        if (flat) return block.write_grid(to_grid);
         if (p.to_grad_input) {
             for (int d = 0; d < p.D; ++d) block.weights(1 << (2 - d), nullptr, false, along[d]);
             differentiate(plan.upstream, along);
@@ -307,7 +270,7 @@ class Steps {
             }
             differentiate(plan.input, along);
         }
-        write_grid();
+        block.write_grid(to_grid);
     }
     NOINLINE void clear(int64_t b, const int64_t (&begin)[4], const int64_t (&end)[4]) {
         // Axes c, z, y, x, the innermost last; then merged where they lie in one piece.
@@ -347,12 +310,13 @@ class Steps {
     void points(int64_t begin, int64_t end) {
         const int64_t blocks = ceil_div(p.P, kBlock), all = p.B * blocks;
         const int64_t last = all * end / plan.pieces;
-        if (plan.planes) {
+        if (plan.planes || plan.cubic) {
             for (int64_t i = all * begin / plan.pieces; i < last;) {
                 const int64_t b = i / blocks, stop = std::min(last, (b + 1) * blocks);
                 const int64_t until = std::min(p.P, (stop - b * blocks) * kBlock);
-                const PlanesPart part{b, i % blocks * kBlock, until, true, false, {}, {}};
-                grid_sample_planes_cpu(&p, &part);
+                const Part part{b, i % blocks * kBlock, until, true, false, {}, {}};
+                plan.planes ? grid_sample_planes_cpu(&p, &part)
+                            : grid_sample_cubic_cpu(&p, &plan, &part);
                 i = stop;
             }
             return;
@@ -379,21 +343,20 @@ class Steps {
         end[axis] = std::min(units * (split + 1) / plan.splits * unit, size);
         clear(b, begin, end);
         bool points = plan.fused && (p.out || p.grad_grid);
-        if (plan.planes) {
-            const bool scatters = p.interpolation != Interpolation::kCubic;
-            if (points || scatters) {
-                const PlanesPart part{
-                    b, 0, p.P, points, scatters, {begin[0], end[0]}, {begin[2], end[2]}};
-                grid_sample_planes_cpu(&p, &part);
-            }
-            if (scatters) return;
+        if (plan.planes || plan.cubic) {
+            const int slowest = 1 + block.outermost;
+            Part part{b, 0, p.P, points, true, {begin[0], end[0]}, {begin[slowest], end[slowest]}};
+            if (plan.cubic) return grid_sample_cubic_cpu(&p, &plan, &part);
+            part.scatter = p.interpolation != Interpolation::kCubic;
+            if (points || part.scatter) grid_sample_planes_cpu(&p, &part);
+            if (part.scatter) return;
             points = false;
         }
         for (int64_t first = 0; first < p.P; first += kBlock) {
             block.begin(b, first);
             if (!plan.by_channel && plan.splits > 1) {
                 block.find(block.outermost);
-                if (!block.keep(begin[axis], end[axis])) continue;
+                if (!block.keep(block.taps, begin[axis], end[axis])) continue;
                 for (int a = block.outermost + 1; a < 3; ++a) block.find(a);
             } else {
                 block.find_all();

@@ -143,12 +143,27 @@ NOINLINE void read_points(const T* __restrict from, const PointsView& view, int6
     }
 }
 
-/// What of one image is to be done by planes: see planes_cpu.cpp.
-struct PlanesPart {
+/// An image that is sampled, or to which is added.
+struct Field {
+    void* data;  // null: none
+    int64_t stride[5];
+    bool rows;  // channels are neighbours, and taken as vectors
+};
+
+/// The fields of a job; `copy`: those that are read are copies, in the type that is computed in.
+struct Fields {
+    bool copy;
+    Field input, upstream, target;
+};
+
+/// What of one image is to be done by planes_cpu.cpp or cubic_cpu.cpp.
+struct Part {
     int64_t image;
     int64_t begin, end;    // points, from the beginning of a block on
     bool points, scatter;  // results at the points; the gradient to the input
-    int64_t channels[2];   // of the latter: [begin, end), and rows
+    int64_t channels[2];   // of the latter: [begin, end), and places along the slowest axis
     int64_t rows[2];
 };
-OCTET_KERNEL void grid_sample_planes_cpu(const GridSampleParams* p, const PlanesPart* part);
+OCTET_KERNEL void grid_sample_planes_cpu(const GridSampleParams* p, const Part* part);
+OCTET_KERNEL void grid_sample_cubic_cpu(const GridSampleParams* p, const Fields* fields,
+                                        const Part* part);
