@@ -85,7 +85,7 @@ Tensor new_work(const ApplyLut3dParams& p, const Tensor& like, int64_t count) {
 }
 
 Tensor make_table(ApplyLut3dParams& p, const Tensor& lut) {
-    const Tensor table = new_work(p, lut, p.entries * 4);
+    const Tensor table = new_work(p, lut, int64_t(p.entries) * 4);
     p.table = table.data_ptr();
     return table;
 }
