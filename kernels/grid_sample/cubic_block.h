@@ -88,14 +88,19 @@ struct CubicBlock : Points<A> {
     }
 };
 
-/// Calls `body` with how many channels are a vector, and the first of these, up to `channels`.
+/// Calls `body` with how many channels are a vector, the first of these, and how many of them it
+/// has had before: the last vector reaches back where fewer are left than it takes.
 template <typename Body>
 void each_vector(int channels, const Body& body) {
     using std::integral_constant;
     int k = 0;
-    for (; k + 8 <= channels; k += 8) body(integral_constant<int, 8>(), k);
-    for (; k + 4 <= channels; k += 4) body(integral_constant<int, 4>(), k);
-    for (; k < channels; ++k) body(integral_constant<int, 1>(), k);
+    for (; k + 8 <= channels; k += 8) body(integral_constant<int, 8>(), k, 0);
+    if (channels - k > 4 && channels > 8)
+        return body(integral_constant<int, 8>(), channels - 8, k + 8 - channels);
+    for (; k + 4 <= channels; k += 4) body(integral_constant<int, 4>(), k, 0);
+    if (k < channels && channels > 4)
+        return body(integral_constant<int, 4>(), channels - 4, k + 4 - channels);
+    for (; k < channels; ++k) body(integral_constant<int, 1>(), k, 0);
 }
 
 }  // namespace

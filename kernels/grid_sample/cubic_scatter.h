@@ -57,8 +57,10 @@ class CubicScatter {
             }
     }
     template <int L>
-    static void add_rows(A* to, const int64_t* at, const A* share, int count, const A* grad) {
-        const auto g = load_lanes<Vector<L>>(grad);
+    static void add_rows(A* to, const int64_t* at, const A* share, int count, const A* grad,
+                         int had) {
+        auto g = load_lanes<Vector<L>>(grad);
+        for (int l = 0; l < had; ++l) g[l] = 0;
         for (int m = 0; m < count; ++m) {
             const auto sum = load_lanes<Vector<L>>(to + at[m]) + share[m] * g;
             memcpy(to + at[m], &sum, sizeof(sum));
@@ -81,9 +83,9 @@ class CubicScatter {
                         count += ox >= 0;
                     }
                 }
-            each_vector(channels, [&](auto lanes, int k) {
+            each_vector(channels, [&](auto lanes, int k, int had) {
                 add_rows<decltype(lanes)::value>(to + k, place, share, count,
-                                                 block.grad_rows[i] + k);
+                                                 block.grad_rows[i] + k, had);
             });
         }
     }
