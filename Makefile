@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo fit ways test sanitize check format bench lock clean
+.PHONY: demo fit ways test matrix sanitize check format bench lock clean
 
 demo: $(READY)  ## the main job: resample a brain, check and time it
 	$(RUN) examples/resample_brain.py
@@ -15,9 +15,13 @@ fit: $(READY)  ## recover a volume and its sampling positions by gradient descen
 ways: $(READY)  ## build the operators in three ways, compare bits and times
 	$(RUN) examples/three_ways/compare.py
 
-test: $(READY)  ## on all cores, the longest first; one worker more, as some tests wait
-	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 1)) --maxprocesses 8 \
-	    --dist worksteal
+test: $(READY)  ## on all cores, the longest first; two workers more, as some tests wait
+	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 2)) --maxprocesses 8 \
+	    --dist loadscope --no-loadscope-reorder
+
+VERSIONS ?= 2.10 2.11 2.13 2.15 newest
+matrix: $(READY)  ## the suite on the CPU under each of VERSIONS of torch; FAST=1 what a new one may break
+	$(RUN) tests/matrix.py $(if $(FAST),--fast) $(VERSIONS)
 
 sanitize: $(READY)  ## the operators' C++ under the address and undefined-behaviour sanitizers
 	$(RUN) -m pytest -q tests/test_sanitizers.py

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m loader bench crowd", description=__doc__)
     parser.add_argument("--processes", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--results", type=Path)
     options = parser.parse_args(arguments)
     rows = []
     for _ in range(options.repeats):
@@ -67,4 +67,4 @@ def main(arguments: list[str]) -> None:
         rows.append({"alone": alone, "slowest": last, "ratio": last / alone})
         print(json.dumps(rows[-1]))
     facts = circumstances("cpu", [*loader._session.units]) | {"processes": options.processes}
-    print(keep("crowd", "cpu", facts, rows, options.out))
+    print(keep("crowd", "cpu", facts, rows, options.results))

@@ -178,7 +178,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m loader bench edit_loop", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--results", type=Path)
     options = parser.parse_args(arguments)
     from harness import ROOT, circumstances, keep
 
@@ -214,4 +214,4 @@ def main(arguments: list[str]) -> None:
             if process.returncode:
                 sys.exit(f"{which} ended with exit status {process.returncode}")
     facts = circumstances(options.device, ["square", "trilinear_interpolation"])
-    keep("edit_loop", options.device, {**facts, "cores": 2}, rows, options.out)
+    keep("edit_loop", options.device, {**facts, "cores": 2}, rows, options.results)

@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=1.0, help="seconds for a trial")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--results", type=Path)
     options = parser.parse_args(arguments)
     from harness import ROOT, circumstances, keep
 
@@ -159,6 +159,6 @@ def main(arguments: list[str]) -> None:
         )
     row = json.loads(done.stdout.splitlines()[-1])
     print(json.dumps(row, indent=1))
-    keep("edits", "cpu", circumstances("cpu", ["square"]), [row], options.out)
+    keep("edits", "cpu", circumstances("cpu", ["square"]), [row], options.results)
     if row["mistakes"]:
         sys.exit(f"{len(row['mistakes'])} of {row['count']} edits ended as they should not")

@@ -159,7 +159,7 @@ def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(prog="python -m loader bench inline")
     parser.add_argument("--repeats", type=int, default=3, help="runs of ours")
     parser.add_argument("--theirs", type=int, default=1, help="runs of torch's own")
-    parser.add_argument("--out", type=Path, help="folder of the result file")
+    parser.add_argument("--results", type=Path, help="folder of the result file")
     parser.add_argument("names", nargs="*", default=[*SNIPPETS])
     options = parser.parse_args(arguments)
     import torch
@@ -193,7 +193,7 @@ def main(arguments=None) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     facts = circumstances(device, []) | {"cores": len(os.sched_getaffinity(0))}
     facts["cuda_compiler"] = torch.version.cuda if shutil.which("nvcc") else None
-    print(keep("inline", device, facts, rows, options.out))
+    print(keep("inline", device, facts, rows, options.results))
 
 
 if __name__ == "__main__":

@@ -163,11 +163,11 @@ def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(prog="python -m loader bench source_module")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--keep", action="store_true", help="write the results")
-    parser.add_argument("--out", type=Path, help="where to, instead of bench/results/")
+    parser.add_argument("--results", type=Path, help="where to, instead of bench/results/")
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = first_calls(options.repeats)
     if device == "cuda":
         rows += launches(4 * options.repeats)
     if options.keep:
-        print(keep("source_module", device, circumstances(device, []), rows, options.out))
+        print(keep("source_module", device, circumstances(device, []), rows, options.results))

@@ -23,6 +23,7 @@ HD inline Byte store<Byte>(float x) {
 constexpr int kLutDims = 4;        // leading dimensions of an image, after joining what can be
 constexpr int kLutThreads = 256;   // of a CUDA block, but where a kernel says otherwise
 constexpr int kLutLargest = 1024;  // entries along an axis: 32 bits number the S^3
+constexpr int kLutTables = 65535;  // at once: rows of a CUDA grid
 
 /// Where a tensor (..., 3) has the pixels 0 to N - 1, in elements.
 struct PixelLayout {
@@ -43,16 +44,17 @@ struct PixelLayout {
 
 struct ApplyLut3dParams {
     const void *image, *grad_out;  // (N, 3)
-    const void* lut;               // (S, S, S, 3), indexed [r, g, b]
+    const void* lut;               // (S, S, S, 3), indexed [r, g, b], or `tables` of them
     void *out, *grad_image;        // (N, 3), contiguous
-    void* grad_lut;                // (S, S, S, 3), contiguous
-    void* table;                   // (S^3, 4): lut, contiguous, in the accumulating type
-    void* sums;                    // (parts, S^3, 4) of the same, whose sum is grad_lut
+    void* grad_lut;                // as lut, contiguous
+    void* table;                   // (entries, 4): lut, contiguous, in the accumulating type
+    void* sums;                    // (parts, entries, 4) of the same, whose sum is grad_lut
     void* work;                    // of the CUDA kernels: apply_lut3d_work() bytes
     PixelLayout image_at, grad_out_at;
     int64_t lut_stride[4];
     int64_t N, parts;
-    int32_t S;
+    int64_t tables, pixels;  // each table has the next `pixels` of the N
+    int32_t S, entries;      // of all tables
     Lut3dMethod method;
     DType dtype, lut_dtype;  // of the image, unless `bytes`, and of lut
     bool bytes;              // image and out are uint8
@@ -79,19 +81,18 @@ OCTET_KERNEL void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, 
 /// spread: that pays from about 8 megapixels of a photograph on, from under one of noise.
 inline bool apply_lut3d_by_bytes(const ApplyLut3dParams& p) {
     const bool words = p.image_at.dense() && reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
-    return p.bytes && words && p.S <= 255 && p.N >= (1 << 21);
+    return p.bytes && p.tables == 1 && words && p.S <= 255 && p.N >= (1 << 21);
 }
 
 /// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header.
 inline int64_t apply_lut3d_work(const ApplyLut3dParams& p) {
-    const int64_t entries = int64_t(p.S) * p.S * p.S;
-    return 256 + ceil_div(entries, kLutThreads) * 8 + 64 + entries * 16;
+    return 256 + ceil_div(p.entries, kLutThreads) * 8 + 64 + int64_t(p.entries) * 16;
 }
 
 /// Bytes of `sums` where the CUDA kernels sum in whole numbers; see
 /// kernels/apply_lut3d/backward.cu.
 inline int64_t apply_lut3d_fixed_bytes(const ApplyLut3dParams& p) {
-    const int64_t sums = 3 * int64_t(p.S) * p.S * p.S;
+    const int64_t sums = 3 * int64_t(p.entries);
     return 256 + sums * (4 + 8 * (p.dtype == DType::kDouble ? 2 : 1));
 }
 
@@ -161,6 +162,11 @@ template <typename A>
 HD inline A corner_weight(int k, const A* t) {
     return corner_share<CornerOrder<3, false>>(
         k, 0, A(1), [&](int axis, bool upper) { return upper ? t[axis] : 1 - t[axis]; });
+}
+
+/// The first entry of the table that a pixel goes through.
+HD inline int32_t first_entry(const ApplyLut3dParams& p, int64_t table) {
+    return int32_t(table) * (p.S * p.S * p.S);
 }
 
 /// Derivatives along the three axes of a mean of the corners whose values are v, of 8 corners.

@@ -13,7 +13,7 @@ struct HashLevel {
     uint32_t resolution, rows, hashed;
 };
 
-constexpr int64_t kMostLevels = 128;
+constexpr int64_t kMostLevels = 128, kMostFeatures = 1 << 20;
 
 struct HashGridParams {
     const void* points;    // (N, D)
@@ -43,7 +43,9 @@ OCTET_KERNEL void hash_grid_table_cpu(const HashGridParams* p, int64_t begin, in
 /// Levels that the CUDA kernels take at a time: those whose outputs fill a 32-byte sector, since
 /// sectors written in pieces cost a read and a write each; their tables have to stay in the L2.
 inline int64_t hash_grid_group(const HashGridParams& p) {
-    const int64_t bytes = p.F * (p.dtype == DType::kDouble ? 8 : p.dtype == DType::kFloat ? 4 : 2);
+    const int64_t bytes = int64_t(p.F) * (p.dtype == DType::kDouble  ? 8
+                                          : p.dtype == DType::kFloat ? 4
+                                                                     : 2);
     return bytes < 32 ? 32 / bytes : 1;
 }
 

@@ -24,10 +24,20 @@ void check(const Tensor& image, const Tensor& lut) {
                              dtype_text(image) + "; convert it, e.g. image.float()");
         }
     }
-    sizes.match("lut", lut, "(S, S, S, 3), indexed [r, g, b]");
-    if (lut.size(0) < 2 || lut.size(0) > kLutLargest)
+    if (lut.dim() == 5)  // one for each of the image's first dimension: for torch.vmap alone
+        sizes.match("lut", lut, "(G, S, S, S, 3)");
+    else
+        sizes.match("lut", lut, "(S, S, S, 3), indexed [r, g, b]");
+    if (lut.dim() == 5 && (image.dim() < 2 || image.size(0) != lut.size(0)))
+        raise(kName, "image must have the first dimension of lut (G, S, S, S, 3), " +
+                         shape_text(lut) + ", got " + shape_text(image));
+    const int64_t S = lut.size(lut.dim() - 2);
+    if (S < 2 || S > kLutLargest)
         raise(kName, "lut must have 2 to " + std::to_string(kLutLargest) +
                          " entries along an axis, got shape " + shape_text(lut));
+    if (lut.dim() == 5 && (lut.size(0) > kLutTables || lut.numel() / 3 > INT32_MAX))
+        raise(kName, "lut (G, S, S, S, 3) must have up to " + std::to_string(kLutTables) +
+                         " tables and 2^31 - 1 entries, got " + shape_text(lut));
     dtype_of(kName, "lut", lut);
     check_same_device(kName, "image", image, "lut", lut);
 }
@@ -60,27 +70,32 @@ ApplyLut3dParams params_of(const Tensor& image, const Tensor& lut, const std::st
     p.dtype = p.bytes ? DType::kFloat : dtype_of(kName, "image", image);
     p.lut_dtype = dtype_of(kName, "lut", lut);
     p.image = image.data_ptr(), p.lut = lut.data_ptr();
-    copy_strides(lut, p.lut_stride);
-    p.S = int32_t(lut.size(0));
+    std::copy_n(lut.strides().data() + lut.dim() - 4, 4, p.lut_stride);
+    p.S = int32_t(lut.size(lut.dim() - 2));
+    p.entries = int32_t(lut.numel() / 3);
     p.N = image.numel() / 3;
+    p.tables = lut.dim() == 5 ? lut.size(0) : 1;
+    p.pixels = p.N / std::max<int64_t>(p.tables, 1);
     return p;
 }
 
-/// Memory of the accumulating type, uninitialised.
-Tensor work_tensor(const ApplyLut3dParams& p, const Tensor& like, Shape shape) {
-    return torch::stable::new_empty(
-        like, std::move(shape), p.dtype == DType::kDouble ? ScalarType::Double : ScalarType::Float);
+/// Memory for so many numbers of the accumulating type.
+Tensor new_work(const ApplyLut3dParams& p, const Tensor& like, int64_t count) {
+    return new_bytes(like, count * (p.dtype == DType::kDouble ? 8 : 4));
 }
 
 Tensor make_table(ApplyLut3dParams& p, const Tensor& lut) {
-    const int64_t entries = lut.numel() / 3;
-    const Tensor table = work_tensor(p, lut, {entries, 4});
+    const Tensor table = new_work(p, lut, p.entries * 4);
     p.table = table.data_ptr();
     return table;
 }
 
-Tensor apply_lut3d(const Tensor& image, const Tensor& lut, std::string interpolation) {
-    check(image, lut);
+/// `lut`; more than one table next to each other.
+Tensor joined(const Tensor& lut) { return lut.dim() == 5 ? torch::stable::contiguous(lut) : lut; }
+
+Tensor apply_lut3d(const Tensor& image, const Tensor& given, std::string interpolation) {
+    check(image, given);
+    const Tensor lut = joined(given);
     ApplyLut3dParams p = params_of(image, lut, interpolation);
     const Tensor out = new_output(image, shape_of(image));
     if (p.N == 0) return out;
@@ -89,10 +104,10 @@ Tensor apply_lut3d(const Tensor& image, const Tensor& lut, std::string interpola
     const Tensor table = make_table(p, lut);
     Tensor work;
     if (image.is_cuda() && apply_lut3d_by_bytes(p)) {
-        work = torch::stable::new_empty(lut, {apply_lut3d_work(p)}, ScalarType::Byte);
+        work = new_bytes(lut, apply_lut3d_work(p));
         p.work = work.data_ptr();
     }
-    launch(kName, lut, p, lut.numel() / 3, 4096, apply_lut3d_table_cpu,
+    launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
            OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
     launch(kName, lut, p, p.N, 2048, apply_lut3d_cpu, OCTET_CUDA_LAUNCHER(apply_lut3d_cuda));
     return out;
@@ -101,17 +116,17 @@ Tensor apply_lut3d(const Tensor& image, const Tensor& lut, std::string interpola
 /// Into how many parts the CPU cuts the pixels. With the gradient to the table each has its own
 /// sums, so there are few; they depend on sizes alone, and so does the order of the sums.
 int64_t parts_of(const ApplyLut3dParams& p, bool need_lut) {
-    const int64_t entries = int64_t(p.S) * p.S * p.S;
-    return need_lut ? std::clamp<int64_t>(p.N / std::max<int64_t>(entries, 4096), 1, 16)
+    return need_lut ? std::clamp<int64_t>(p.N / std::max<int64_t>(p.entries, 4096), 1, 16)
                     : ceil_div(p.N, 4096);
 }
 
 /// (grad_image, grad_lut); what is not asked for comes back empty.
 std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Tensor& image,
-                                                const Tensor& lut, std::string interpolation,
+                                                const Tensor& given, std::string interpolation,
                                                 bool deterministic, bool need_image,
                                                 bool need_lut) {
-    check(image, lut);
+    check(image, given);
+    const Tensor lut = joined(given);
     check_tensor(kName, "grad_out", grad_out);
     if (image.scalar_type() == ScalarType::Byte)
         raise(kName,
@@ -128,26 +143,25 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
     p.image = source.data_ptr(), p.grad_out = grad.data_ptr();
     p.deterministic = deterministic;
     p.parts = image.is_cpu() ? parts_of(p, need_lut) : 1;
-    const int64_t entries = lut.numel() / 3;
     Tensor table, sums;
     if (need_image) {
         p.grad_image = grad_image.data_ptr();
         table = make_table(p, lut);
-        launch(kName, lut, p, entries, 4096, apply_lut3d_table_cpu,
+        launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
                OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
     }
     if (need_lut) {
         p.grad_lut = grad_lut.data_ptr();
         // Of the CUDA kernels' deterministic sums: see kernels/apply_lut3d/backward.cu.
         const bool fixed = deterministic && image.is_cuda();
-        sums = fixed ? torch::stable::new_empty(lut, {apply_lut3d_fixed_bytes(p)}, ScalarType::Byte)
-                     : work_tensor(p, lut, {p.parts, entries, 4});
+        sums = fixed ? new_bytes(lut, apply_lut3d_fixed_bytes(p))
+                     : new_work(p, lut, p.parts * p.entries * 4);
         p.sums = sums.data_ptr();
     }
     launch(kName, lut, p, p.parts, 1, apply_lut3d_backward_cpu,
            OCTET_CUDA_LAUNCHER(apply_lut3d_backward_cuda));
     if (need_lut)
-        launch(kName, lut, p, entries, 4096, apply_lut3d_sum_cpu,
+        launch(kName, lut, p, p.entries, 4096, apply_lut3d_sum_cpu,
                OCTET_CUDA_LAUNCHER(apply_lut3d_sum_cuda));
     return {grad_image, grad_lut};
 }

@@ -3,13 +3,16 @@
 import torch
 from torch import Tensor
 
+from loader.jit.operators.frame import vmap
 from loader.jit.operators.shapes import Sizes
 
 from . import corners
-from .linear import Linear, batched
+from .linear import Linear, in_turns
 
 _METHODS = ("trilinear", "tetrahedral")
 _LARGEST = 1024  # entries along an axis
+_MOST_TABLES, _MOST_ENTRIES = 65535, 2**31 - 1  # at once
+_MANY = 1 << 21  # pixels of a uint8 image for which the GPU has kernels of their own
 _DTYPES = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -133,6 +136,10 @@ def _check(interpolation) -> None:
 
 
 def _options(image, lut, interpolation) -> tuple[str]:
+    if lut.dim() == 5:  # (G, S, S, S, 3) is for torch.vmap alone
+        raise RuntimeError(
+            f"apply_lut3d: lut must be (S, S, S, 3), indexed [r, g, b], got {tuple(lut.shape)}"
+        )
     _check(interpolation)
     return (interpolation,)
 
@@ -145,7 +152,10 @@ def _fake(image, lut, interpolation):
         image.dtype in _DTYPES,
         lambda: f"apply_lut3d: image must be uint8 or floating, got {image.dtype}",
     )
-    sizes.match("lut", lut, "(S, S, S, 3), indexed [r, g, b]")
+    if lut.dim() == 5:
+        sizes.match("lut", lut, "(G, S, S, S, 3)")
+    else:
+        sizes.match("lut", lut, "(S, S, S, 3), indexed [r, g, b]")
     S = sizes["S"]
     torch._check(
         S >= 2 and S <= _LARGEST,
@@ -164,10 +174,12 @@ def _along(to, grad_out, image, lut, interpolation, need):
     inside = (x >= 0) & (x <= 1)
     pace = torch.where(inside, pace, 0) * (S - 1)  # of t
     entries, t, _ = _cells(x, S, interpolation)
-    rows, to_image = lut.to(work).flatten(0, 2)[entries.T], None
+    # Both reads and sums are much quicker in the order of `entries` than pixel by pixel.
+    rows = lut.to(work).flatten(0, 2).index_select(0, entries.flatten())
+    rows, to_image = rows.view(*entries.shape, 3).transpose(0, 1), None
     if interpolation == "trilinear":
         need = need[0], need[2], need[1]
-        to_grad, to_rows, to_t = corners.along(pace, g, rows, 1 - t, t, 1, need)
+        to_grad, to_rows, to_t = corners.along(pace, g, rows, t, need)
         if to_t is not None:
             to_image = torch.where(inside, to_t * (S - 1), 0).view(image.shape)
     else:  # linear within a tetrahedron
@@ -178,12 +190,53 @@ def _along(to, grad_out, image, lut, interpolation, need):
         to_grad = to_grad.view(image.shape)
     if to_rows is None:
         return to_grad, to_image, None
-    to_lut = to_rows.new_zeros(S**3, 3).index_add(0, entries.T.flatten(), to_rows.flatten(0, 1))
+    to_rows = to_rows.transpose(0, 1).reshape(-1, 3)
+    to_lut = to_rows.new_zeros(S**3, 3).index_add(0, entries.flatten(), to_rows)
     return to_grad, to_image, to_lut.view(S, S, S, 3)
+
+
+def _at_once(image, lut) -> bool:
+    """Whether images with a table each are better run together."""
+    large = image.dtype == torch.uint8 and image[0].numel() >= 3 * _MANY
+    return not large and len(lut) <= _MOST_TABLES and lut.numel() // 3 <= _MOST_ENTRIES
+
+
+def _batched(op, images: int, lut_gradient) -> None:
+    """Let torch.vmap run `op` once over the whole batch: its first `images` tensors get one more
+    dimension in front, and the table after them one for each, unless all share it.
+
+    `lut_gradient`: of the arguments, whether each member has a gradient to its table. Where large
+    uint8 images have tables of their own they take turns: each has kernels that are quicker.
+    """
+
+    def rule(info, in_dims, *args):
+        B, lut, dim = info.batch_size, args[images], in_dims[images]
+        nested = lut.dim() - (dim is not None) == 5  # a batch of batches with their tables
+        own = nested or dim is not None or lut_gradient(args)
+
+        def whole(x, dim):
+            x = x.expand(B, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1) if nested else x
+
+        def split(x):
+            if x.shape == (0,):  # a gradient that was not asked for
+                return x.expand(B, 0)
+            return x.unflatten(0, (B, len(x) // B)) if nested else x
+
+        batch = [*map(whole, args[: images + own], in_dims[: images + own])]
+        if own and not _at_once(*batch[-2:]):
+            return in_turns(op, info, in_dims, args)
+        out = op(*batch, *args[len(batch) :])
+        if isinstance(out, tuple):
+            return tuple(map(split, out)), (0,) * len(out)
+        return split(out), 0
+
+    vmap(op, rule)
 
 
 _operator = Linear(
     apply_lut3d, ("image", "lut"), linear=(1,), fake=_fake, options=_options, along=_along
 )
-batched(_operator, flatten=False)
+_batched(_operator.op, 1, lambda args: False)
+_batched(_operator.backward_op, 2, lambda args: args[-1])
 apply_lut3d_fw, apply_lut3d_bw = _operator.fw, _operator.bw

@@ -157,9 +157,8 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     set_strides(grad_out, p.grad_out_stride);
     p.splits = splits_of(p, image.is_cpu());
     p.out = grad_kernel.data_ptr();
-    using torch::headeronly::ScalarType;
-    const auto work = p.dtype == DType::kDouble ? ScalarType::Double : ScalarType::Float;
-    const Tensor partial = torch::stable::new_empty(image, Shape{s.G, p.splits, s.kh, s.kw}, work);
+    const int64_t numbers = s.G * p.splits * s.kh * s.kw;
+    const Tensor partial = new_bytes(image, numbers * (p.dtype == DType::kDouble ? 8 : 4));
     p.partial = partial.data_ptr();
     launch(kName, image, p, s.G * p.splits, 1, convolve2d_parts_cpu,
            OCTET_CUDA_LAUNCHER(convolve2d_parts_cuda));

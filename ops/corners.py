@@ -3,48 +3,39 @@
 from itertools import combinations
 
 import torch
-from torch import Tensor
 
 
-def shares(low: Tensor, high: Tensor, slope: float = 1.0, by: set[int] = frozenset()) -> Tensor:
-    """(2^D, N) shares of the corners, the last axis the fastest; see include/corners.h.
-
-    Args:
-        low: (N, D) what the first corner has along each axis.
-        high: and the second, which grows by `slope` as low shrinks.
-        slope: of a derivative.
-        by: axes by which it is.
-    """
-    found = low.new_ones(1, len(low))
-    for axis in range(low.shape[1]):
-        a, b = (-slope, slope) if axis in by else (low[:, axis], high[:, axis])
-        found = torch.stack([found * a, found * b], 1).flatten(0, 1)
-    return found
-
-
-def along(pace, grad, corners, low, high, slope, need):
+def along(pace, grad, corners, place, need):
     """Gradients of sum(grad * c), c being how the interpolation changes where the place has `pace`.
 
     Args:
         pace: (N, D).
         grad: (N, F).
-        corners: (N, 2^D, F).
-        low, high, slope: as in `shares`.
+        corners: (N, 2^D, F), the last axis the fastest.
+        place: (N, D), in units of the cell.
         need: which of the gradients.
 
     Returns:
         to grad (N, F), to corners (N, 2^D, F) and to the place (N, D); None for those not needed.
     """
-    axes, to_place = range(low.shape[1]), None
-    change = sum(pace[:, d] * shares(low, high, slope, {d}) for d in axes)
+    places, paces, to_place = place.unbind(1), pace.unbind(1), None
+    share, change = pace.new_ones(1, 1), pace.new_zeros(1, 1)  # of the corners: include/corners.h
+    for axis, (t, step) in enumerate(zip(places, paces, strict=True)):
+        sides, steps = torch.stack([1 - t, t]), torch.stack([-step, step])
+        # Not flatten, slices below and not unflatten: batches of gradients know no other.
+        change = (change[:, None] * sides + share[:, None] * steps).reshape(2 << axis, -1)
+        share = (share[:, None] * sides).reshape(2 << axis, -1)
     if need[2]:
         meets = (corners @ grad[..., None])[..., 0].t()
         # A share is linear along each axis: twice by the same axis there is nothing.
-        columns = [pace.new_zeros(()) for _ in axes]
-        for d, e in combinations(axes, 2):
-            mixed = (shares(low, high, slope, {d, e}) * meets).sum(0)
-            columns[d] = columns[d] + pace[:, e] * mixed
-            columns[e] = columns[e] + pace[:, d] * mixed
+        columns = [pace.new_zeros(()) for _ in places]
+        for d, e in combinations(range(len(places)), 2):
+            mixed = meets
+            for axis in reversed(range(len(places))):
+                lower, step = mixed[0::2], mixed[1::2] - mixed[0::2]
+                mixed = step if axis in (d, e) else lower + places[axis] * step
+            columns[d] = columns[d] + paces[e] * mixed[0]
+            columns[e] = columns[e] + paces[d] * mixed[0]
         to_place = torch.stack(columns, 1)
     return *weighed(change, grad, corners, need), to_place
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators import frame
-from loader.jit.operators.frame import asked, batched, check_fake, check_tensors
+from loader.jit.operators.frame import asked, batched, check_fake, check_tensors, keep, total
 
 from .grid_sample_plain import grid_sample_reference
 from .linear import Linear
@@ -157,20 +157,16 @@ class _GridSample(Linear):
     and the grid's part has no other.
     """
 
-    def _second(self, ctx, *arriving):
-        arriving = [x if needed else None for x, needed in zip(arriving, ctx.needed, strict=True)]
-        need, tensors, options = ctx.needs_input_grad[:3], ctx.saved_tensors, ctx.options
-        found = (None,) * 3
-        if any(need) and any(x is not None for x in arriving):
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            found = _second_gradients(*arriving, *tensors, *options, *need, deterministic)
-        return *asked(need, found), *(None,) * 6
+    def second(self, arriving, grad_out, tensors, options, need):
+        """See Linear; with a kernel that gives all three."""
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        found = _second_gradients(*arriving, grad_out, *tensors, *options, *need, deterministic)
+        return asked(need, found)
 
 
 def _setup_second(ctx, inputs, output):
-    *tensors, interpolation, padding, align_corners, _, _, _, _ = inputs
-    ctx.options = interpolation, padding, align_corners
-    ctx.save_for_backward(*tensors)
+    ctx.options, ctx.needed = inputs[5:8], inputs[8:11]
+    keep(ctx, *inputs[:5])
 
 
 def _third_gradient(ctx, *arriving):
@@ -184,6 +180,24 @@ def _third_gradient(ctx, *arriving):
 
     grads = dict(zip(given, _pull(second, [tensors[i] for i in given], arriving), strict=True))
     return *(grads.get(i) if ctx.needs_input_grad[i] else None for i in range(5)), *(None,) * 7
+
+
+def _third_tangent(ctx, *tangents):
+    """As rare. Linear in what arrives; other derivatives are the same in either order."""
+    tensors, found = ctx.saved_tensors, (None,) * 3
+    if any(x is not None for x in tangents[:2]):
+        found = _composite(*tangents[:2], *tensors[2:], ctx.options)
+    if any(x is not None for x in tangents[2:5]):
+
+        def second(*three):
+            return _composite(*tensors[:2], *three, ctx.options)
+
+        more = _pull(second, tensors[2:], tangents[2:5])
+        found = [total(x, y) for x, y in zip(found, more, strict=True)]
+    return tuple(
+        x.new_empty(0) if not needed else torch.zeros_like(x) if y is None else y
+        for x, y, needed in zip(tensors[2:], found, ctx.needed, strict=True)
+    )
 
 
 def _composite(to_grad_input, to_grad_grid, grad_out, input, grid, options):
@@ -202,22 +216,17 @@ def _composite(to_grad_input, to_grad_grid, grad_out, input, grid, options):
 
 
 def _pull(function, tensors, arriving):
-    """Gradients of sum(arriving * function(*tensors)), with a graph behind where that is on."""
-    graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # New tensors with the graph of the old ones: gradients end there, and can be derived again.
-        tensors = [
-            x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in tensors
-        ]
-        pairs = [
-            (y, x)
-            for y, x in zip(function(*tensors), arriving, strict=True)
-            if x is not None and x.shape == y.shape and y.requires_grad
-        ]
-        results, arriving = zip(*pairs, strict=True)
-        return torch.autograd.grad(
-            results, tensors, arriving, create_graph=graph, materialize_grads=True
-        )
+    """Gradients of sum(arriving * function(*tensors)); None arrives where there is no influence."""
+    met = []  # (0,) arrives for a gradient that was not asked for
+
+    def chosen(*tensors):
+        results = function(*tensors)
+        pairs = enumerate(zip(results, arriving, strict=True))
+        met[:] = [i for i, (y, x) in pairs if x is not None and x.shape == y.shape]
+        return tuple(results[i] for i in met)
+
+    _, pull = torch.func.vjp(chosen, *tensors)
+    return pull(tuple(arriving[i] for i in met))
 
 
 def _batched_forward(op) -> None:
@@ -254,5 +263,7 @@ frame.fake(_backward_backward, _fake_second)
 _batched_forward(_operator.op)
 batched(_operator.backward_op, flatten=True)
 batched(_backward_backward, flatten=True)
-_second_gradients = frame.differentiable(_backward_backward, _setup_second, _third_gradient)
+_second_gradients = frame.differentiable(
+    _backward_backward, _setup_second, _third_gradient, _third_tangent
+)
 grid_sample_bw = _operator.bw

@@ -44,9 +44,9 @@ HashGridParams params_of(const Tensor& points, const Tensor& table,
     check_tensor(kName, "table", table);
     Sizes(kName).match("table", table, "(L, T, F)");
     const int64_t F = table.size(2);
-    if (F != 1 && F != 2 && F != 4 && F != 8)
-        raise(kName,
-              "table (L, T, F) must have F = 1, 2, 4 or 8 features, got " + shape_text(table));
+    if (F < 1 || F > kMostFeatures)
+        raise(kName, "table (L, T, F) must have 1 to " + std::to_string(kMostFeatures) +
+                         " features, got " + shape_text(table));
     if (table.size(0) < 1 || table.size(0) > kMostLevels)
         raise(kName, "table (L, T, F) must have 1 to " + std::to_string(kMostLevels) +
                          " levels, got " + shape_text(table));

@@ -5,13 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import check_tensors, masked
+from loader.jit.operators.frame import vmap
 from loader.jit.operators.shapes import Sizes
 
-from .linear import Linear, batched
+from .linear import Linear, in_turns
 
 _NAME = "hash_grid_encoding"
 _PRIMES = 1, 2654435761, 805459861
+_MOST_FEATURES = 1 << 20
 
 
 def hash_grid_encoding(
@@ -35,16 +36,17 @@ def hash_grid_encoding(
             Outside, grids go on: negative corners wrap around 2**32. A NaN or infinite coordinate
             gives NaN, and NaN in the gradient of the rows it has: of corner 0, or of the last
             corner of 31 bits.
-        table: (L, T, F) of any of these dtypes, on the same device, any strides; F = 1, 2, 4 or 8,
-            L up to 128, any T; quickest with F elements next to each other and aligned, and with T
-            a power of two.
+        table: (L, T, F) of any of these dtypes, on the same device, any strides; L up to 128, any T
+            and F; quickest with F = 1, 2, 4 or 8 elements next to each other and aligned, and with
+            T a power of two.
         base_resolution: corners along an axis of level 0.
         per_level_scale: growth from level to level, the paper's b. The defaults are tiny-cuda-nn's.
 
     Returns:
         (N, L * F), level by level, dtype and device of `table`; accumulated in float32 (float64 for
         float64). Differentiable in both arguments, and once more through the gradient to `points`
-        (as losses on normals and eikonal terms need) and to `table`; third derivatives raise.
+        (as losses on normals and eikonal terms need) and to `table`; third derivatives, and forward
+        mode over forward mode, raise.
 
         On CUDA devices the gradient to `table` adds up in no fixed order, unless
         `torch.use_deterministic_algorithms(True)`: then in fixed point, with the same bits in every
@@ -60,38 +62,6 @@ def hash_grid_encoding(
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
     return _run(_operator.call, points, table, base_resolution, per_level_scale)
-
-
-def hash_grid_encoding_bw(
-    grad_out: Tensor,
-    points: Tensor,
-    table: Tensor,
-    output_mask: tuple[bool, bool] = (False, True),
-    *,
-    base_resolution: int = 16,
-    per_level_scale: float = 2.0,
-    deterministic: bool | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The backward kernels alone: gradients of sum(grad_out * hash_grid_encoding(...)).
-
-    Args:
-        grad_out: (N, L * F), dtype and device of `table`, any strides.
-        points, table, base_resolution, per_level_scale: as in the forward.
-        output_mask: which gradients to compute, of points and of table.
-        deterministic: None asks `torch.are_deterministic_algorithms_enabled()`.
-
-    Returns:
-        grad_table, or grad_points in the dtype of `points`, or both, grad_points first, as
-        `output_mask` says.
-    """
-    check_tensors(_NAME, grad_out=grad_out, points=points, table=table)
-    _, *options = _options(points, table, base_resolution, per_level_scale)
-    tensors = points, table, None
-
-    def gradients(*need):
-        return _run(_operator.gradients, grad_out, tensors, options, need, deterministic)
-
-    return masked(_NAME, output_mask, ("points", "table"), gradients)
 
 
 def hash_grid_encoding_reference(
@@ -143,6 +113,7 @@ def samples(device):
     yield pair(129, 3, (3, 4096, 1), torch.float64, torch.float64)
     yield pair(65, 2, (9, 256, 2), torch.float16, torch.float16)
     yield pair(65, 3, (3, 512, 8), torch.bfloat16, torch.bfloat16)
+    yield pair(99, 3, (3, 500, 11))
 
 
 def benchmark(device):
@@ -180,9 +151,9 @@ def _fake(points, table, along, base_resolution, per_level_scale):
     sizes = Sizes(_NAME)
     sizes.match("table", table, "(L, T, F)")
     torch._check(
-        sizes["F"] in (1, 2, 4, 8),
+        1 <= sizes["F"] <= _MOST_FEATURES,
         lambda: (
-            f"{_NAME}: table (L, T, F) must have F = 1, 2, 4 or 8 features, "
+            f"{_NAME}: table (L, T, F) must have 1 to {_MOST_FEATURES} features, "
             f"got {tuple(table.shape)}"
         ),
     )
@@ -192,8 +163,11 @@ def _fake(points, table, along, base_resolution, per_level_scale):
 class _Encoding(Linear):
     """With a third tensor, `along`: the derivative along it is linear in it too."""
 
+    def gradients(self, *arguments):
+        return _run(super().gradients, *arguments)
+
     def _gradient(self, ctx, grad_out):
-        points, table, _ = tensors = ctx.saved_tensors
+        points, table, *_ = tensors = ctx.saved_tensors
         *both, _, base, scale = super()._gradient(ctx, grad_out, tensors)
         for_along = None
         if ctx.needs_input_grad[2]:
@@ -201,14 +175,14 @@ class _Encoding(Linear):
             for_along, _ = self.gradients(grad_out, (points, table, None), ctx.options, need)
         return *both, for_along, base, scale
 
-    def _second(self, ctx, *arriving):
-        tensors = ctx.saved_tensors
-        if tensors[3] is not None:
+    def second(self, arriving, grad_out, tensors, options, need):
+        """Raises where the operator has a derivative's kernel already."""
+        if tensors[2] is not None:
             raise NotImplementedError(
                 f"{_NAME}: third derivatives are not computed; differentiate "
                 f"{_NAME}_reference, which is plain PyTorch"
             )
-        return super()._second(ctx, *arriving, saved=tensors)
+        return super().second(arriving, grad_out, tensors, options, need)
 
 
 def _along(to, grad_out, points, table, along, *options_and_need):
@@ -222,6 +196,74 @@ def _along(to, grad_out, points, table, along, *options_and_need):
     return to_grad_out, *both
 
 
+def _whole(x, dim, B):
+    """A batch, in front."""
+    return x.expand(B, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _joined(x, dim, B):
+    """Points of all members, one after the other."""
+    return None if x is None else _whole(x, dim, B).flatten(0, 1)
+
+
+def _members(x, B):
+    """The same, apart again."""
+    return x.unflatten(0, (B, len(x) // B))
+
+
+def _batched(op) -> None:
+    """Let torch.vmap run X once: of members with one table on all their points, of tables at the
+    same points on a table with the features of all, if that is less to copy than to gather. Other
+    members take turns: each has as many gathers as a call of its own.
+    """
+
+    def rule(info, in_dims, points, table, along, *options):
+        B, (of_points, of_table, of_along) = info.batch_size, in_dims[:3]
+        if of_table is None:
+            whole = _joined(points, of_points, B), table, _joined(along, of_along, B)
+            return _members(op(*whole, *options), B), 0
+        wide = table.movedim(of_table, 2)  # (L, T, B, F)
+        L, T, _, F = wide.shape
+        gathers = points.shape[0] << points.shape[-1]
+        if of_points is None and of_along is None and B * F <= _MOST_FEATURES and gathers >= T:
+            out = op(points, wide.flatten(2), along, *options)
+            return out.unflatten(1, (L, B, F)).movedim(2, 0).flatten(2), 0
+        return in_turns(op, info, in_dims, (points, table, along, *options))
+
+    vmap(op, rule)
+
+
+def _batched_backward(op) -> None:
+    """The same of the gradients: to the points with one table, to tables at the same points."""
+
+    def rule(info, in_dims, *args):
+        grad_out, points, table, along, base, scale, need_points, need_table, fixed = args
+        B, (of_grad, of_points, of_table, of_along) = info.batch_size, in_dims[:4]
+        if of_table is not None:
+            table = table.movedim(of_table, 0)
+        L, T, F = table.shape[-3:]
+        apart_points = of_table is not None
+        apart_table = of_points is not None or of_along is not None or B * F > _MOST_FEATURES
+        need = need_points and apart_points, need_table and apart_table
+        to_points = to_table = points.new_empty(B, 0)
+        table_dim = 0
+        if any(need):
+            turns, _ = in_turns(op, info, in_dims, (*args[:6], *need, fixed))
+            to_points, to_table = turns
+        if need_points and not apart_points:
+            grad, at = _joined(grad_out, of_grad, B), _joined(points, of_points, B)
+            both = op(grad, at, table, _joined(along, of_along, B), base, scale, True, False, fixed)
+            to_points = _members(both[0], B)
+        if need_table and not apart_table:
+            grad = _whole(grad_out, of_grad, B).unflatten(2, (L, F)).movedim(0, 2)  # (N, L, B, F)
+            shape = table[(0,) * table.dim()].expand(L, T, B * F)  # its numbers are not read
+            both = op(grad.flatten(1), points, shape, along, base, scale, False, True, fixed)
+            to_table, table_dim = both[1].unflatten(2, (B, F)), 2
+        return (to_points, to_table), (0, table_dim)
+
+    vmap(op, rule)
+
+
 _operator = _Encoding(
     hash_grid_encoding,
     ("points", "table"),
@@ -230,6 +272,9 @@ _operator = _Encoding(
     options=_options,
     along=_along,
     extra=1,
+    mask=(False, True),
+    flag="deterministic",
 )
-batched(_operator, flatten=True)
-hash_grid_encoding_fw = _operator.fw
+_batched(_operator.op)
+_batched_backward(_operator.backward_op)
+hash_grid_encoding_fw, hash_grid_encoding_bw = _operator.fw, _operator.bw

@@ -3,7 +3,9 @@
 With F(g, a, b) = sum(g * X(a, b)), X_backward has the gradients of F to a and b. Where X is linear
 in a, what arrives for grad_a, say `to`, meets F(g, to, b), whose gradients X and X_backward
 compute. Where it is not, it meets the derivative of F along `to`, of which each operator's `along`
-has the gradients. So derivatives of the second order are made of kernels that there are.
+has the gradients. So derivatives of the second order are made of kernels that there are. And those
+in forward mode: how X changes along `to` is the gradient of F(g, to, b) to g, how gradients of F
+change along `to` are the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators import frame
-from loader.jit.operators.frame import asked, check_fake, total
+from loader.jit.operators.frame import asked, check_fake, in_forward_mode, keep, total
+from loader.jit.operators.node import quickly
 
 
 class Linear:
@@ -29,7 +32,10 @@ class Linear:
             `need` says which of these are used.
         spared: whether the registered backward takes None for the first tensor, which is then kept
             for the gradient to the second alone.
-        extra: how many tensors more, without gradients from the registered backward, come third.
+        extra: how many tensors more, without gradients from the registered backward, come third;
+            `options` gives them first.
+        mask: the output_mask of X_bw where none is given.
+        flag: "deterministic" where X_bw takes it.
         fake_gradients: `(grad_out, *tensors, *options)` -> both gradients, without data; where not
             given they are contiguous and of their tensors' shapes.
     """
@@ -45,6 +51,8 @@ class Linear:
         spared: bool = False,
         fake_gradients: Callable | None = None,
         extra: int = 0,
+        mask: tuple[bool, bool] = (True, False),
+        flag: str = "",
     ):
         self.name, self.tensors, self.linear = function.__name__, tensors, linear
         self.fake, self.options, self.along, self.spared = fake, options, along, spared
@@ -57,11 +65,13 @@ class Linear:
             self.flag = names.index("deterministic") - 1 - self.count
         frame.fake(op, self._fake)
         frame.fake(backward_op, self._fake_backward)
-        self.forward = frame.differentiable(op, self._setup, self._gradient)
-        self._backward = frame.differentiable(backward_op, self._setup_backward, self._second)
-        self.op, self.backward_op, self.call = op, backward_op, self._checked()
+        self.forward = frame.differentiable(op, self._setup, self._gradient, self._tangent)
+        self._backward = frame.differentiable(
+            backward_op, self._setup_backward, self._gradient_backward, self._tangent_backward
+        )
+        self.op, self.backward_op, self.call = op, backward_op, self._quickest()
         self.fw = frame.forward_form(function)
-        self.bw = frame.backward_form(function, tensors, self._given, default=(True, False))
+        self.bw = frame.backward_form(function, tensors, self._given, mask, flag)
 
     def _checked(self) -> Callable:
         """The differentiable operator. Every call goes through it, so little is done in it."""
@@ -76,6 +86,17 @@ class Linear:
 
         return call
 
+    def _quickest(self) -> Callable:
+        """The same, in C++ where that is there; of a third tensor that takes None alone."""
+
+        def gradients(grad_out, tensors, options, need):
+            more = self.count - 2
+            tensors = *tensors, *options[:more]
+            return self.gradients(grad_out, tensors, options[more:], need)
+
+        how = {"options": self.options, "gradients": gradients, "spared": self.spared}
+        return quickly(self._checked(), self.name, kept=(True, True), **how)
+
     def gradients(self, grad_out, tensors, options, need, deterministic=None):
         """Of sum(grad_out * X(*tensors, *options)) to both tensors; empty ones where not needed.
 
@@ -89,10 +110,11 @@ class Linear:
         rest.insert(self.flag, bool(deterministic))
         return self._backward(grad_out, *tensors, *rest)
 
-    def _given(self, grad_out, first, second, *given, mask):
+    def _given(self, grad_out, first, second, *given, mask, deterministic=None):
         """What the public X_bw computes: gradients with the options that X takes."""
-        options = given and self.options(first, second, *given)
-        return self.gradients(grad_out, (first, second), options, mask)
+        args = first, second, *(given and self.options(first, second, *given))
+        tensors, options = args[: self.count], args[self.count :]
+        return self.gradients(grad_out, tensors, options, mask, deterministic)
 
     def _fake(self, *args):
         check_fake(self.name, **dict(zip(self.tensors, args[:2], strict=True)))
@@ -114,87 +136,93 @@ class Linear:
 
     def _setup(self, ctx, inputs, output):
         tensors, ctx.options = inputs[: self.count], inputs[self.count :]
-        if self.spared and not ctx.needs_input_grad[1]:
+        if in_forward_mode():
+            tensors = *tensors, output
+        elif self.spared and not ctx.needs_input_grad[1]:
             tensors = None, *tensors[1:]
-        ctx.save_for_backward(*tensors)
+        keep(ctx, *tensors)
 
     def _gradient(self, ctx, grad_out, saved=None):
         """`saved`: ctx.saved_tensors, where a form of this has them; hooks give them out once."""
-        need, tensors = ctx.needs_input_grad[:2], saved or ctx.saved_tensors
+        need, tensors = ctx.needs_input_grad[:2], (saved or ctx.saved_tensors)[: self.count]
         both = (None, None)
         if any(need):
             both = asked(need, self.gradients(grad_out, tensors, ctx.options, need))
         return *both, *(None,) * (self.count - 2 + len(ctx.options))
 
+    def _tangent(self, ctx, *tangents):
+        """Of the output, where inputs have tangents: the rule at this file's head."""
+        *tensors, output = ctx.saved_tensors
+        need = True, False, False
+        return self.second(tangents[: self.count], output, tensors, ctx.options, need)[0]
+
     def _setup_backward(self, ctx, inputs, output):
         grad_out, *args = inputs
         tensors, ctx.options, ctx.needed = self.split(args)
-        ctx.save_for_backward(grad_out, *tensors)
+        keep(ctx, grad_out, *tensors)
         ctx.set_materialize_grads(False)
 
-    def _second(self, ctx, *arriving, saved=None):
-        """Gradients of the backward, of what arrives for its two: the rule at this file's head."""
-        grad_out, *tensors = saved or ctx.saved_tensors
-        need, found = ctx.needs_input_grad[:3], [None, None, None]
+    def _gradient_backward(self, ctx, *arriving):
+        """Gradients of the backward, of what arrives for its two."""
+        grad_out, *tensors = ctx.saved_tensors
+        arriving = [x if needed else None for x, needed in zip(arriving, ctx.needed, strict=True)]
+        need, found = ctx.needs_input_grad[:3], (None,) * 3
+        if any(need) and any(x is not None for x in arriving):
+            found = self.second(arriving, grad_out, tensors, ctx.options, need)
+        return *asked(need, found), *(None,) * (self.inputs - 3)
+
+    def _tangent_backward(self, ctx, to, *tangents):
+        """Of both gradients: they are linear in grad_out, and change with the tensors."""
+        grad_out, *tensors = ctx.saved_tensors
+        need, found, along = ctx.needed, (None, None), tangents[: self.count]
+        if to is not None:
+            found = asked(need, self.gradients(to, tensors, ctx.options, need))
+        if any(x is not None for x in along):
+            more = self.second(along, grad_out, tensors, ctx.options, (False, *need))[1:]
+            found = [total(x, y) for x, y in zip(found, more, strict=True)]
+        return tuple(
+            grad_out.new_empty(0) if not needed else torch.zeros_like(x) if y is None else y
+            for x, y, needed in zip(tensors[:2], found, need, strict=True)
+        )
+
+    def second(self, arriving, grad_out, tensors, options, need):
+        """Gradients of sum(arriving * gradients of F) to grad_out and both tensors.
+
+        None arrives for a gradient without influence; None is found where nothing was asked for.
+        """
+        found = [None, None, None]
         for i, to in enumerate(arriving):
-            if to is None or not ctx.needed[i]:
+            if to is None:
                 continue
             if i in self.linear:
                 changed = [to if k == i else x for k, x in enumerate(tensors)]
                 other, some = 1 - i, [None, None, None]
                 if need[0]:
-                    some[0] = self.forward(*changed, *ctx.options)
+                    some[0] = self.forward(*changed, *options)
                 if need[1 + other]:
                     flags = other == 0, other == 1
-                    both = self.gradients(grad_out, changed, ctx.options, flags)
-                    some[1 + other] = both[other]
+                    some[1 + other] = self.gradients(grad_out, changed, options, flags)[other]
             else:
-                some = self.along(to, grad_out, *tensors, *ctx.options, need)
+                some = self.along(to, grad_out, *tensors, *options, need)
                 some = [
                     x if x is None else x.to(like.dtype)
                     for x, like in zip(some, (grad_out, *tensors), strict=False)
                 ]
-            found = [x if y is None else total(x, y) for x, y in zip(found, some, strict=True)]
-        return *asked(need, found), *(None,) * (self.inputs - 3)
+            found = [total(x, y) for x, y in zip(found, some, strict=True)]
+        return found
 
 
 def _like_tensors(grad_out, first, second, *rest):
     return first.new_empty(first.shape), second.new_empty(second.shape)
 
 
-def batched(operator: Linear, flatten: bool) -> None:
-    """Let torch.vmap run X once over all members that share its second tensor, a table.
+def in_turns(op, info, in_dims, args):
+    """What a rule for torch.vmap returns, where each member of the batch is a call of its own."""
 
-    Where tables or their gradients differ the members take turns: each fills the machine. `flatten`
-    joins the batch with the first dimension; without it X takes any number of dimensions.
-    """
-    _batched(operator.op, 1, lambda args: False, flatten)
-    _batched(operator.backward_op, 2, lambda args: operator.split(args[1:])[2][1], flatten)
+    def member(i):
+        return (x if d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True))
 
-
-def _batched(op, table: int, table_gradient: Callable, flatten: bool) -> None:
-    def rule(info, in_dims, *args):
-        B = info.batch_size
-
-        def member(x, dim, i):
-            return x if dim is None else x.select(dim, i)
-
-        def joined(i, x, dim):
-            if not isinstance(x, Tensor) or i == table:
-                return x
-            x = x.expand(B, *x.shape) if dim is None else x.movedim(dim, 0)
-            return x.flatten(0, 1) if flatten else x
-
-        def split(x):  # (0,) is a gradient that was not asked for
-            return x.unflatten(0, (B, len(x) // B)) if flatten or x.shape == (0,) else x
-
-        pairs = [*zip(args, in_dims, strict=True)]
-        if in_dims[table] is not None or table_gradient(args):
-            outs = [op(*(member(*pair, i) for pair in pairs)) for i in range(B)]
-            if isinstance(outs[0], tuple):
-                return tuple(map(torch.stack, zip(*outs, strict=True))), (0, 0)
-            return torch.stack(outs), 0
-        out = op(*(joined(i, *pair) for i, pair in enumerate(pairs)))
-        return ((split(out[0]), out[1]), (0, None)) if isinstance(out, tuple) else (split(out), 0)
-
-    frame.vmap(op, rule)
+    outs = [op(*member(i)) for i in range(info.batch_size)]
+    if isinstance(outs[0], Tensor):
+        return torch.stack(outs), 0
+    return tuple(map(torch.stack, zip(*outs, strict=True))), (0,) * len(outs[0])

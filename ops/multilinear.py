@@ -41,10 +41,9 @@ def multilinear(function: Callable, axes: tuple[int, ...]) -> tuple[Callable, ..
         work = torch.promote_types(grad_out.dtype, torch.float32)
         at, pace = (x.to(work)[:, axes] for x in (points, to))
         grad, rows = grad_out.to(work), feats.to(work)
-        found = corners.along(pace, grad, rows, (1 - at) / 2, (1 + at) / 2, 0.5, need)
-        to_grad, to_rows, to_place = found
+        to_grad, to_rows, to_place = corners.along(pace / 2, grad, rows, (1 + at) / 2, need)
         if to_place is not None:
-            to_place = to_place[:, axes]  # which is its own inverse
+            to_place = to_place[:, axes] / 2  # `axes` is its own inverse
         return to_grad, to_rows, to_place
 
     def samples(device):

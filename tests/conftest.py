@@ -1,6 +1,7 @@
 """Fixtures of the whole suite: the devices, and caches and checkouts that a test may spoil."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,11 +14,31 @@ import torch
 import warm
 
 ROOT = Path(__file__).parent.parent
+# Otherwise each process that calls torch.compile starts as many more that import torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-# These files take minutes. They come first, so that no core waits for another in the end.
+# What takes longest, the longest first, so that no core waits for another in the end.
 LONGEST = (
-    *("trial", "sanitizers", "build", "three_ways", "concurrency", "inline", "interrupted_edits"),
-    *("background", "examples", "reload", "damage", "hostile", "new", "grid_sample", "store"),
+    *("build::test_every_cuda", "three_ways", "inline", "damage", "sanitizers", "concurrency"),
+    *(
+        "interrupted_edits",
+        "reload",
+        "hostile",
+        "new",
+        "install",
+        "notebook",
+        "trial::test_mistakes",
+    ),
+    *("grid_sample::TestGridSample::test_compiles", "trial", "build", "examples", "background"),
+    *("store", "doctor", "accelerate_torch", "source", "grid_sample"),
+)
+# Tests for one worker: they share what takes seconds to make.
+TOGETHER = (
+    *("inline", "interrupted_edits::(?!test_operators_in|test_what_is_built|test_the_first)"),
+    *("new", "install", "library", "operator_rows", "source_arguments", "source_builds"),
+    "three_ways::test_(?!trap_(?!before|the_source|two_builds)|a_|the_builds_with|the_cpp)",
+    *("three_ways::test_the_cpp", "build::test_a_damaged", "reload::(?!test_random)"),
+    "trial::test_a_(wrong|harmless|difference)",
 )
 
 
@@ -31,14 +52,62 @@ def pytest_unconfigure():
     warm.python.close()
 
 
+def name_of(nodeid: str) -> str:
+    """`file::test` without what all of them have."""
+    return nodeid.partition("test_")[2].replace(".py::", "::", 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests one by one to whoever is free, but for those of TOGETHER."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            name = name_of(nodeid)
+            return next((group for group in TOGETHER if re.match(group, name)), nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
 def pytest_collection_modifyitems(items):
-    rank = {f"test_{name}": i for i, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    def rank(item) -> int:
+        name = name_of(item.nodeid)
+        return next((i for i, long in enumerate(LONGEST) if name.startswith(long)), len(LONGEST))
+
+    items.sort(key=rank)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="no GPU on this machine")
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(skip)
+
+
+# Of the battery, what goes through Python as well as by jit/operators/node.cpp.
+IN_BOTH_WAYS = (
+    "test_gradients_only_where_they_are_asked_for",
+    "test_third_derivative",
+    "test_function_transforms",
+    "test_bad_input_gets_one_clear_message",
+    "test_checkpoints_and_hooks",
+)
+
+
+def pytest_generate_tests(metafunc):
+    if metafunc.function.__name__ in IN_BOTH_WAYS:
+        metafunc.fixturenames.append("way")
+        metafunc.parametrize("way", ["C++", "Python"], indirect=True)
+
+
+@pytest.fixture
+def way(request):
+    """How operators are called in this process: by the node, or by Python alone."""
+    from loader.jit.operators.node import NODE
+
+    assert NODE.build() is None
+    NODE.use(request.param == "C++")
+    yield
+    NODE.use(True)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,18 +124,21 @@ def device(request):
     return request.param
 
 
-def start_python(code: str, cwd, env: dict, start_new_session=False, fresh=False) -> warm.Process:
+def start_python(
+    code: str, cwd, env: dict, start_new_session=False, fresh=False, stdin: int = 0
+) -> warm.Process:
     """A process that runs code as `python -c` does, not waited for.
 
     It is forked from a warm Python that has imported torch already, unless it is to be `fresh`, or
     `env` has what only a new process takes up, such as LD_PRELOAD.
     """
     if not fresh and ("torch" in code or "loader" in code) and warm.python.fits(env):
-        return warm.python.start(code, cwd, env, start_new_session)
+        return warm.python.start(code, cwd, env, start_new_session, stdin)
     return subprocess.Popen(
         [sys.executable, *warm.FLAGS, "-c", code],
         cwd=cwd,
         env=env,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

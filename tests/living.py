@@ -1,16 +1,17 @@
 """A process that runs code bit by bit, as a notebook does, in a checkout that can be edited."""
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import Checkout, keep_only
+from conftest import Checkout, keep_only, start_python
 
 _LOOP = """
-import contextlib, io, json, sys, traceback
-names = {}
+import contextlib, io, json, os, sys, traceback, torch, warnings
+warnings.filters[:] = [f for f in warnings.filters if f[0] != "error"]  # as in a notebook
+os.dup2(os.open({stderr!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+names = {{}}
 for line in sys.stdin:
     out, failed = io.StringIO(), ""
     with contextlib.redirect_stdout(out):
@@ -27,21 +28,16 @@ class Living:
 
     def __init__(self, checkout: Checkout):
         self.checkout, self._kept = checkout, {}
-        with open(checkout.root.parent / "stderr", "w") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _LOOP],
-                cwd=checkout.root,
-                env=checkout.environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
+        code = _LOOP.format(stderr=str(checkout.root.parent / "stderr"))
+        theirs, ours = os.pipe()
+        self._process = start_python(code, checkout.root, checkout.environment(), stdin=theirs)
+        os.close(theirs)
+        self._stdin = os.fdopen(ours, "w")
 
     def __call__(self, code: str) -> str:
         """What the code prints; an exception in it fails the test."""
-        self._process.stdin.write(json.dumps(code) + "\n")
-        self._process.stdin.flush()
+        self._stdin.write(json.dumps(code) + "\n")
+        self._stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"the process died:\n{self.stderr()}"
         out, failed = json.loads(line)
@@ -67,9 +63,10 @@ class Living:
         return (self.checkout.root.parent / "stderr").read_text()
 
     def end(self) -> None:
-        self._process.stdin.close()
+        self._stdin.close()
         self._process.wait(timeout=20)
         self._process.stdout.close()
+        self._process.stderr.close()
 
 
 FORWARD = "elementwise_cpu<Square>(*p, begin, end);"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -11,10 +12,17 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this m
 class ModeTests:
     """Tests of an operator whose `small`, `leaves`, `call`, `loss` are those of OperatorTests."""
 
+    grows: dict | None = None  # tensors, by number, and their dimension of any length; all and 0
+
+    def few(self, device="cpu"):
+        """As `small`, of so few elements that a derivative by each of them is quick."""
+        return self.small(device)
+
     def test_the_gradient_to_one_tensor_alone(self, variant):
         """The others are constants; batches of gradients are checked too."""
-        for i, leaf in enumerate(self.leaves()):
-            tensors = self.small()
+        for i, leaf in enumerate(self.few()):
+            tensors = self.few()
+            leaf.requires_grad_()
 
             def function(x, i=i, tensors=tensors):
                 return self.form()(*tensors[:i], x, *tensors[i + 1 :], **variant)
@@ -22,6 +30,70 @@ class ModeTests:
             how = {"check_batched_grad": True, **self.gradcheck}
             assert torch.autograd.gradcheck(function, leaf, **how)
             assert torch.autograd.gradgradcheck(function, leaf, **how)
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own
+    def test_forward_mode(self, variant, device):
+        """Tangents of all tensors and of one alone, over which reverse mode goes, and under it."""
+
+        def function(*tensors):
+            return self.form()(*tensors, **variant)
+
+        leaves = [x.requires_grad_() for x in self.few(device)]
+        how = {"nondet_tol": 0 if device == "cpu" else 1e-12, **self.gradcheck}
+        forward = {"check_forward_ad": True, "check_backward_ad": False}
+        forward |= {"check_undefined_grad": False, "check_batched_forward_grad": True}
+        assert torch.autograd.gradcheck(function, leaves, **how, **forward)
+        for i, leaf in enumerate(leaves):
+            tensors = self.few(device)
+
+            def alone(x, i=i, tensors=tensors):
+                return function(*tensors[:i], x, *tensors[i + 1 :])
+
+            assert torch.autograd.gradcheck(alone, leaf, **how, **forward)
+        over = {"check_fwd_over_rev": True, "check_rev_over_rev": False}
+        over["check_undefined_grad"] = False
+        assert torch.autograd.gradgradcheck(function, leaves, **how, **over)
+
+    @pytest.mark.filterwarnings("ignore")  # torch's own: what linearize makes is a graph
+    def test_hessians_in_every_order(self):
+        """Forward over reverse, reverse over forward, reverse over reverse."""
+        tensors, every = tuple(self.few()), tuple(range(len(self.names)))
+        f = torch.func
+        found = [
+            outer(inner(self.loss, every), every)(*tensors)
+            for outer, inner in ((f.jacrev, f.jacrev), (f.jacfwd, f.jacrev), (f.jacrev, f.jacfwd))
+        ]
+        assert_close(found[1], found[0])
+        assert_close(found[2], found[0])
+        value, run = f.linearize(self.call, *tensors)
+        expected = f.jvp(self.call, tensors, tensors)
+        assert_close((value, run(*tensors)), expected)
+
+    @pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own
+    def test_other_lengths_are_not_compiled_anew(self):
+        """Twice at most, for one length and for any."""
+        compiles = CompileCounter()
+        torch.compiler.reset()
+        run = torch.compile(self.call, backend=compiles, fullgraph=True)
+        for n in (2, 3, 5, 8, 13):
+            tensors = self.small(dtype=torch.float32)
+            grows = dict.fromkeys(range(len(tensors)), 0) if self.grows is None else self.grows
+            for i, dim in grows.items():
+                tensors[i] = torch.cat([tensors[i]] * n, dim)
+            assert_close(run(*tensors), self.call(*tensors))
+        assert compiles.frame_count <= 2
+
+    def test_shapes_alone(self):
+        """On the meta device: what results and gradients look like."""
+        for dtype in (torch.float32, torch.bfloat16):
+            found = []
+            for device in ("cpu", "meta"):
+                leaves = [x.to(device).requires_grad_() for x in self.small(dtype=dtype)]
+                out = self.call(*leaves)
+                found.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+            for ours, shape in zip(*found, strict=True):
+                assert shape.is_meta and shape.shape == ours.shape and shape.dtype == ours.dtype
+                assert shape.stride() == ours.stride()
 
     def test_what_arrives_for_some_gradients_alone(self):
         """The backward's own derivative, where nothing arrives for the other gradients."""
@@ -51,6 +123,10 @@ class ModeTests:
         expected = torch.autograd.grad(self.loss(*leaves), leaves)
         found = torch.autograd.grad(self.loss(*views), base)[0]
         assert torch.equal(found, torch.cat([x.flatten() for x in expected]))
+        if len({*sizes}) == 1:
+            whole = torch.autograd.grad(self.loss(*[leaves[0]] * len(sizes)), leaves[0])[0]
+            apart = [x.detach().clone().requires_grad_() for x in [leaves[0]] * len(sizes)]
+            assert_close(whole, sum(torch.autograd.grad(self.loss(*apart), apart)))
 
     def test_checkpoints_and_hooks(self):
         """What is kept for the backward passes through torch's hooks, or is computed again."""
@@ -90,6 +166,30 @@ class ModeTests:
         expected = self.call(*tensors)
         with torch.autocast(device, dtype=torch.bfloat16):
             assert torch.equal(self.call(*tensors), expected)
+
+    @GPU
+    def test_memory(self):
+        """Forward and backward take their results, and what is handed over between them."""
+        for tensors in self.large("cuda"):
+            leaves = [x.requires_grad_(x.is_floating_point()) for x in tensors]
+            out = self.call(*leaves)
+            if not out.is_floating_point():
+                continue
+            grad_out = torch.ones_like(out)
+            wanted = [x for x in leaves if x.requires_grad]
+            torch.autograd.grad(out, wanted, grad_out)
+            size = sum(x.numel() * x.element_size() for x in (out, *wanted))
+            del out
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            torch.autograd.grad(self.call(*leaves), wanted, grad_out)
+            peak = torch.cuda.max_memory_allocated() - before
+            assert peak <= 1.01 * size + self.more_memory(tensors) + (1 << 16), (peak, size)
+
+    def more_memory(self, tensors) -> int:
+        """Bytes beyond inputs, outputs and gradients, where an operator says that it takes some."""
+        return 0
 
     @GPU
     def test_a_training_step_in_a_cuda_graph(self):

@@ -57,3 +57,20 @@ def test_the_headers_reached_are_listed_each_time(compile_, tmp_path):
         (tmp_path / "a.d").unlink(missing_ok=True)
         assert compile_("-MD", "-MF", tmp_path / "a.d", "-DLISTED")[1] == new
         assert "a.h" in (tmp_path / "a.d").read_text()
+
+
+def test_a_header_is_noticed_however_it_comes_to_be_another(compile_, tmp_path):
+    """Of equal size and date, as it was once, and in a folder that is looked into before."""
+    texts = [f"#define NUMBER {n}\n" for n in (5, 6, 5, 6)]
+    objects = []
+    for text in texts:
+        objects.append(compile_("-DNOTICED", header=text)[0])
+        os.utime(tmp_path / "a.h", (1e9, 1e9))
+    assert objects[:2] == objects[2:] and objects[0] != objects[1]
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "second/b.h").write_text("#define NUMBER 7\n")
+    folders = "-I", tmp_path / "first", "-I", tmp_path / "second"
+    before = compile_(*folders, text='#include "b.h"\n' + KERNEL)
+    (tmp_path / "first/b.h").write_text("#define NUMBER 8\n")
+    assert compile_(*folders, text='#include "b.h"\n' + KERNEL)[0] != before[0]

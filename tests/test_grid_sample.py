@@ -82,6 +82,7 @@ def check(input, grid, *options):
 
 class TestGridSample(OperatorTests):
     name = "grid_sample"
+    grows = {1: 1}
     options = {"mode": "bilinear", "padding_mode": "border"}
     variants = tuple(
         {"mode": mode, "padding_mode": padding, "align_corners": True}
@@ -99,6 +100,10 @@ class TestGridSample(OperatorTests):
     def small(self, device="cpu", dtype=torch.float64, seed=0):
         input, grid = sample((2, 2, 4, 5), (3, 4), device, dtype)
         return [(1 - 0.1 * seed) * input, (1 - 0.2 * seed) * grid]
+
+    def more_memory(self, tensors):
+        """An image with its channels first is turned, as is the sum of its gradient."""
+        return 2 * 4 * tensors[0].numel()
 
     def large(self, device):
         return [

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -154,3 +155,10 @@ def test_it_is_not_imported_unasked(built):
     code = "import sys, loader; assert 'loader.nn' not in sys.modules; loader.nn.GridSample()"
     done = built.run(code + "; import loader.nn; assert sys.modules['loader.nn'] is loader.nn")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["square", "grid_sample", "hash_grid_encoding", "apply_lut3d"])
+@pytest.mark.parametrize("suffix", ["", "_fw", "_bw", "_reference"])
+def test_operators_themselves_are_pickled_by_name(name, suffix):
+    form = getattr(loader, name + suffix)
+    assert pickle.loads(pickle.dumps(form)) is form and copy.deepcopy(form) is form

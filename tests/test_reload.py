@@ -221,7 +221,17 @@ def test_random_edits(tmp_path):
 
     edits_main = Path(edits.__file__)
     done = subprocess.run(
-        [sys.executable, "-m", "loader", "bench", "edits", "--count", "12", "--out", str(tmp_path)],
+        [
+            sys.executable,
+            "-m",
+            "loader",
+            "bench",
+            "edits",
+            "--count",
+            "12",
+            "--results",
+            str(tmp_path),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -112,14 +112,16 @@ class WarmPython:
             return False
         return not any(k.startswith(READ_AT_START) and k not in TAKEN_OVER for k in changed)
 
-    def start(self, code: str, cwd: Path, env: dict, start_new_session: bool) -> WarmProcess:
+    def start(
+        self, code: str, cwd: Path, env: dict, start_new_session: bool, stdin: int = 0
+    ) -> WarmProcess:
         with self._lock:
             if self._process is None:
                 self._begin()
         channel, theirs = socket.socketpair()
         out, their_out = os.pipe()
         err, their_err = os.pipe()
-        given = theirs.fileno(), 0, their_out, their_err
+        given = theirs.fileno(), stdin, their_out, their_err
         with self._lock:
             socket.send_fds(self._requests, [b"."], given)
         theirs.close()

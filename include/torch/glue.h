@@ -186,6 +186,18 @@ inline Tensor new_strided(const Tensor& like, int64_t dims, const int64_t* size,
     return Tensor(made);
 }
 
+/// Memory on `like`'s device for a kernel to work in, aligned for any type.
+inline Tensor new_bytes(const Tensor& like, int64_t bytes) {
+    int32_t type, index;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
+    const int64_t stride = 1;
+    AtenTensorHandle made;
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(1, &bytes, &stride, aoti_torch_dtype_uint8(), type, index, &made));
+    return Tensor(made);
+}
+
 /// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
 /// Fresh memory costs a page fault at the first write to each page, which for 4 KiB pages takes
 /// longer than the kernel itself: where it is large the system is asked for 2 MiB pages.

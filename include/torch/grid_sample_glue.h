@@ -85,10 +85,9 @@ inline Shape output_shape(const Tensor& input, const Tensor& grid) {
 
 /// Allocates scratch memory and runs the job.
 inline void run(GridSampleParams& p, const Tensor& like) {
-    using torch::headeronly::ScalarType;
     const auto scratch = [&](int64_t bytes) {
         if (bytes == 0) return Tensor();
-        Tensor memory = torch::stable::new_empty(like, {bytes}, ScalarType::Byte);
+        Tensor memory = new_bytes(like, bytes);
         p.scratch = memory.data_ptr();
         return memory;
     };
@@ -138,7 +137,7 @@ inline void set_grad_out(GridSampleParams& p, const Tensor& grad_out, const Tens
 inline std::tuple<Tensor, Tensor> new_gradients(GridSampleParams& p, const Tensor& input,
                                                 const Tensor& grid, bool need_input,
                                                 bool need_grid) {
-    Tensor grad_input = need_input ? torch::stable::empty_like(input) : new_output(input, {0});
+    Tensor grad_input = need_input ? new_like(input) : new_output(input, {0});
     Tensor grad_grid = new_gradient(grid, need_grid, shape_of(grid));
     if (need_input) {
         p.grad_input = grad_input.data_ptr();

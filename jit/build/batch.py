@@ -12,7 +12,7 @@ from ..cache.store import Store, cannot_write, make_private
 from ..errors import BuildError
 from ..machine import settings
 from .engine import Job, Recipe
-from .progress import Quiet, say
+from .progress import Quiet, Silent, say
 from .workshop import behind, end_all, in_threads
 
 _LAST_MOMENT = 2.0  # seconds that the end of a process waits for its builds to end
@@ -63,7 +63,8 @@ class Batch:
 
         Waits for its threads: one that is caught printing would bring the interpreter's end down.
         """
-        left = [job.recipe.label for job in self.jobs if not (job.ended or job.stopped)]
+        missed = [] if isinstance(self._report, Silent) else self.jobs
+        left = [job.recipe.label for job in missed if not (job.ended or job.stopped)]
         self._report = Quiet()
         self.stop()
         concurrent.futures.wait([self._done], _LAST_MOMENT)

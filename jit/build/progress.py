@@ -33,6 +33,13 @@ class Quiet:
         """Take in the end of all; how many old builds were removed, and their bytes."""
 
 
+class Silent(Quiet):
+    """Says nothing: of builds that nobody would miss."""
+
+    def show(self, event: dict) -> None:
+        """Take in a unit's new state."""
+
+
 class Progress(Quiet):
     """Says what is built, where and why; on a terminal with a live line for each unit.
 

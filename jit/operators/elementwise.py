@@ -15,9 +15,12 @@ from .frame import (
     differentiable,
     fake,
     forward_form,
+    keep,
     library,
     registered,
+    total,
 )
+from .node import quickly
 
 
 def elementwise(
@@ -49,7 +52,7 @@ def elementwise(
         return kernels(grad_out, kept_inputs, mask)
 
     def save(ctx, inputs, output):
-        ctx.save_for_backward(*[inputs[i] for i in kept])
+        keep(ctx, *[inputs[i] for i in kept])
 
     def derive(ctx, grad_out):
         return tuple(backward(grad_out, ctx.saved_tensors, ctx.needs_input_grad))
@@ -57,9 +60,17 @@ def elementwise(
     def gradients(grad_out, *inputs, mask):
         return backward(grad_out, [inputs[i] for i in kept], mask)
 
+    def change(ctx, *tangents):
+        """Each element of the output depends on one of each input alone."""
+        found, inputs = None, ctx.saved_tensors
+        for i, to in enumerate(tangents):
+            if to is not None:
+                found = total(found, backward(to, inputs, [k == i for k in range(len(names))])[i])
+        return found
+
     fake(operator, lambda *x: _like_the_first(name, names, x))
     batched(operator, flatten=False)
-    formula = differentiable(operator, save, derive)
+    formula = differentiable(operator, save, derive, change)
 
     def call(*args):
         for x in args:
@@ -67,8 +78,16 @@ def elementwise(
                 check_all(name, names, args)
         return formula(*args)
 
+    way = quickly(
+        call,
+        name,
+        kept=tuple(i in kept for i in range(len(names))),
+        options=None,
+        gradients=lambda grad_out, inputs, _, need: gradients(grad_out, *inputs, mask=need),
+        backward=gradient is None,
+    )
     bw = backward_form(function, names, gradients, default=(True,) * len(names))
-    return call, forward_form(function), bw, *_arguments(len(names))
+    return way, forward_form(function), bw, *_arguments(len(names))
 
 
 def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
@@ -99,23 +118,43 @@ def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
 
     def save(ctx, inputs, output):
         ctx.mask = inputs[-1] if several else (True,)
-        ctx.save_for_backward(*inputs[: len(names) + 1])
+        keep(ctx, *inputs[: len(names) + 1])
 
-    def derive(ctx, *arriving):
+    def second(mask, tensors, arriving):
         """Of what arrives for the gradients, by the reference."""
 
         def wanted(gradients):
-            return tuple(x for x, wanted in zip(gradients, ctx.mask, strict=True) if wanted)
+            return tuple(x for x, wanted in zip(gradients, mask, strict=True) if wanted)
 
         def gradients(grad_out, *inputs):
             return wanted(torch.func.vjp(reference, *inputs)[1](grad_out))
 
-        grads = torch.func.vjp(gradients, *ctx.saved_tensors)[1](wanted(arriving))
+        return torch.func.vjp(gradients, *tensors)[1](wanted(arriving))
+
+    def derive(ctx, *arriving):
+        grads = second(ctx.mask, ctx.saved_tensors, arriving)
         return (*grads, None) if several else grads
+
+    def change(ctx, to, *tangents):
+        """Linear in grad_out; second derivatives are the same in either order."""
+        tensors = ctx.saved_tensors
+        inputs = tensors[1:]
+        along = [
+            torch.zeros_like(x) if change is None else change
+            for x, change in zip(inputs, tangents, strict=False)
+        ]
+        every = (True,) * len(inputs)
+        found = second(every, tensors, along)[1:]
+        if to is not None:
+            found = map(torch.add, found, backward(to, inputs, every))
+        found = tuple(
+            x if wanted else x.new_empty(0) for x, wanted in zip(found, ctx.mask, strict=True)
+        )
+        return found if several else found[0]
 
     fake(operator, fake_backward)
     batched(operator, flatten=False)
-    call = differentiable(operator, save, derive)
+    call = differentiable(operator, save, derive, change)
 
     def backward(grad_out, inputs, mask):
         if not several:

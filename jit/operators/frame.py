@@ -53,13 +53,15 @@ def vmap(op, rule: Callable) -> None:
         torch.library.register_vmap(op, later)
 
 
-def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
-    """Give a registered operator its derivative; the quick way to call it.
+def differentiable(op, setup_context: Callable, backward: Callable, tangent: Callable) -> Callable:
+    """Give a registered operator its derivatives; the quick way to call it.
 
     `setup_context(ctx, inputs, output)` and `backward(ctx, *grads)`, as torch.autograd.Function has
     them, serve both ways in: `torch.ops.octet.X`, also under torch.compile and torch.export, by
     torch.library.register_autograd; and the function returned, which is quicker in eager mode and
     which torch.func can transform (torch 2.11 cannot transform the former).
+    `tangent(ctx, *tangents)`, the formula of forward mode, serves the function returned alone. Any
+    tangent may be None.
     """
     setup = _later(op.name(), "setup", setup_context)
     gradient = _later(op.name(), "backward", backward)
@@ -78,6 +80,7 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
             return direct(*args)
 
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
+    methods["jvp"] = tangent
     formula = type(
         f"{op.name().split('::')[1]}_formula",
         (torch.autograd.Function,),
@@ -89,7 +92,7 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
     def call(*args):
         if torch.compiler.is_compiling():
             return op(*args)
-        # In a dual level only the formula notices a tangent, and says that it has no rule.
+        # In a dual level only the formula notices a tangent.
         wanted = torch.is_grad_enabled() and any_requires_grad(*args)
         if wanted or forward_ad._current_level >= 0:
             if transforming():
@@ -99,6 +102,21 @@ def differentiable(op, setup_context: Callable, backward: Callable) -> Callable:
             return direct(*args)
 
     return call
+
+
+def in_forward_mode() -> bool:
+    """True where tensors may have tangents."""
+    return forward_ad._current_level >= 0
+
+
+def keep(ctx, *tensors: Tensor | None) -> None:
+    """Have `ctx.saved_tensors` in an operator's derivatives, the same in every mode: torch.vmap
+    remembers of one list alone which dimension is the batch.
+    """
+    ctx.save_for_backward(*tensors)
+    if in_forward_mode():
+        ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
 
 
 def check_tensors(op: str, **arguments) -> None:
@@ -119,14 +137,9 @@ def check_all(op: str, names: Iterable[str], values: Iterable) -> None:
 
 
 def check_fake(op: str, **arguments: Tensor) -> None:
-    """What a fake kernel has to refuse, as the real one does: no data, or two devices."""
+    """What a fake kernel has to refuse, as the real one does: two devices."""
     (first, reference), *_ = arguments.items()
     for name, value in arguments.items():
-        if value.device.type == "meta":
-            raise RuntimeError(
-                f"{op}: {name} is on the meta device, which holds no data; make it on the CPU or a "
-                "CUDA device (for shapes alone there is torch.compile, or FakeTensorMode)"
-            )
         if value.device != reference.device:
             raise RuntimeError(
                 f"{op}: {name} must be on the device of {first}, {reference.device}, "
@@ -166,9 +179,9 @@ def asked(mask, gradients: Sequence) -> Sequence[Tensor | None]:
     )
 
 
-def total(a: Tensor | None, b: Tensor) -> Tensor:
-    """The sum of two gradients, of which the first may not be there yet."""
-    return b if a is None else a + b
+def total(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of two gradients, either of which may not be there."""
+    return b if a is None else a if b is None else a + b
 
 
 def forward_form(function: Callable) -> Callable:
@@ -185,27 +198,36 @@ def forward_form(function: Callable) -> Callable:
 
 
 def backward_form(
-    function: Callable, names: Sequence[str], backward: Callable, default: tuple[bool, ...]
+    function: Callable,
+    names: Sequence[str],
+    backward: Callable,
+    default: tuple[bool, ...],
+    flag: str = "",
 ) -> Callable:
     """The public `X_bw` of a public X of the tensors named, which may have options behind these.
 
     `backward(grad_out, *arguments, mask=...)` gives a gradient for each of the tensors; `default`
-    is the output_mask that holds where none is given.
+    is the output_mask that holds where none is given. It takes `flag` too, where that names one of
+    torch's: None asks for torch's own.
     """
     name, several = function.__name__, len(names) > 1
     parameters = [*inspect.signature(function).parameters.values()]
     key, tensors = (name, "backward form"), ["grad_out", *names]
     _latest[key] = backward
 
-    def run(*args, mask):
+    def run(*args, mask, **named):
         check_all(name, tensors, args[: len(tensors)])
-        return masked(name, mask, names, lambda *flags: _latest[key](*args, mask=flags))
+        return masked(name, mask, names, lambda *need: _latest[key](*args, mask=need, **named))
 
-    arguments = ", ".join(["grad_out", *(p.name for p in parameters)])
-    given = "".join(f", {p.name}={p.default!r}" for p in parameters[len(names) :])
+    arguments = ", ".join(p.name for p in parameters)
+    given, by_name = (
+        "".join(f", {p.name}={p.default!r}" for p in parameters[len(names) :] if p.kind is kind)
+        for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    )
+    by_name += f", {flag}=None" if flag else ""
     form = eval(
-        f"lambda {', '.join(tensors)}{given}, output_mask={default}: "
-        f"run({arguments}, mask=output_mask)",
+        f"lambda {', '.join(tensors)}{given}, output_mask={default}{by_name and ', *' + by_name}: "
+        f"run(grad_out, {arguments}, mask=output_mask{flag and f', {flag}={flag}'})",
         {"run": run},
     )
     form.__name__ = form.__qualname__ = f"{name}_bw"
@@ -214,14 +236,16 @@ def backward_form(
         "grad_out": Tensor,
         **function.__annotations__,
         "output_mask": tuple[(bool,) * len(names)],
+        **({flag: bool | None} if flag else {}),
         "return": Tensor | tuple[(Tensor,) * len(names)] if several else Tensor,
     }
+    asks = f"\n        {flag}: None asks `torch.are_{flag}_algorithms_enabled()`." if flag else ""
     form.__doc__ = f"""The backward kernel alone: gradients of sum(grad_out * {name}(...)).
 
     Args:
         grad_out: shape, dtype and device of the output, any strides.
-        {arguments.removeprefix("grad_out, ")}: as in the forward.
-        output_mask: which gradients to compute, of {_and(names)}.
+        {arguments}: as in the forward.
+        output_mask: which gradients to compute, of {_and(names)}.{asks}
 
     Returns:
         the gradient asked for, or a tuple of those, in this order; each has its tensor's shape

@@ -113,7 +113,7 @@ class Session:
                 inputs = key.manifest(self.units[name], self.toolchain, sources)
             paths.update(inputs["files"])
             with self.receipt.time(name, "lookup"):
-                found = self._lookup(name, inputs, sources)
+                found = self.found(self.units[name], inputs, sources)
             self.keys[name] = found or key.key(inputs)
             if not found:
                 missing[name] = inputs
@@ -124,15 +124,15 @@ class Session:
             now.remember(self.keys, sorted(paths))
         return missing
 
-    def _lookup(self, name: str, inputs: dict, sources: units.Sources) -> str | None:
+    def found(self, unit: units.Unit, inputs: dict, sources: units.Sources) -> str | None:
         """The key of the build in the store that is made of `inputs`, or serves as well."""
         from ..cache import key
 
-        if self.store.has(name, key.key(inputs)):
+        if self.store.has(unit.name, key.key(inputs)):
             return key.key(inputs)
-        for _, recorded in self.store.entries(name):
+        for _, recorded in self.store.entries(unit.name):
             made_of = recorded["inputs"]
-            if key.serves(made_of, self.units[name], self.toolchain, sources):
+            if key.serves(made_of, unit, self.toolchain, sources):
                 return key.key(made_of)
         return None
 

@@ -95,6 +95,11 @@ def _build(options: argparse.Namespace) -> None:
     if options.arch and loader._session.toolchain.nvcc is None:
         raise ValueError("--arch needs nvcc, which is not here; `python -m loader doctor` says how")
     loader.build(*options.operators)
+    if not options.operators:
+        from ..operators.node import NODE
+
+        if error := NODE.build():
+            print(f"loader: {error}\nOperators work without it, called by Python", file=sys.stderr)
 
 
 @_command(_OPERATORS)

@@ -61,6 +61,9 @@ void place(const ApplyLut3dParams& p, int64_t begin, int64_t count, Block<Acc<T>
         }
         block.entry[i] = (cell[0] * S + cell[1]) * S + cell[2];
     }
+    if (p.tables > 1)
+        for (int64_t i = 0; i < count; ++i)
+            block.entry[i] += first_entry(p, (begin + i) / p.pixels);
 }
 
 /// Row i of `out` from place i, trilinear: along g and r both corners of b at once.
@@ -182,7 +185,7 @@ void pixel_gradients(Lut3dMethod method, const A* table, int32_t S, const A* t, 
 template <typename T>
 void gradients(const ApplyLut3dParams& p, int64_t part) {
     using A = Acc<T>;
-    const int64_t entries = int64_t(p.S) * p.S * p.S;
+    const int64_t entries = p.entries;
     const int64_t each = ceil_div(p.N, p.parts), last = std::min(p.N, (part + 1) * each);
     A* sums = p.sums ? static_cast<A*>(p.sums) + 4 * entries * part : nullptr;
     if (sums) std::fill_n(sums, 4 * entries, A(0));
@@ -215,7 +218,7 @@ void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t 
 void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end) {
     by_work(*p, [&](auto work) {
         using A = decltype(work);
-        const int64_t entries = int64_t(p->S) * p->S * p->S;
+        const int64_t entries = p->entries;
         for (int64_t i = begin; i < end; ++i)
             for (int c = 0; c < 3; ++c) {
                 double sum = 0;

@@ -22,7 +22,7 @@ struct Fixed {
     int bits;    // that a term may have
 
     HD Fixed(const ApplyLut3dParams& p) {
-        const int64_t count = 3 * int64_t(p.S) * p.S * p.S;
+        const int64_t count = 3 * int64_t(p.entries);
         largest = static_cast<unsigned long long*>(p.sums);
         high = largest + 32;
         low = p.dtype == DType::kDouble ? high + count : high;
@@ -160,11 +160,12 @@ template <typename T, bool kTetrahedral>
 __global__ void __launch_bounds__(kLutThreads)
     image_kernel(ApplyLut3dParams p, bool image_words, bool grad_words) {
     using A = Acc<T>;
-    const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kGroup;
-    if (n >= p.N) return;
+    const Pixels pixels(p, (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kGroup);
+    const int64_t n = pixels.first;
+    if (n >= pixels.end) return;
     T image[3 * kGroup], grads[3 * kGroup];
-    load_group(p.image, p.image_at, n, p.N, image_words, image);
-    load_group(p.grad_out, p.grad_out_at, n, p.N, grad_words, grads);
+    load_group(p.image, p.image_at, n, pixels.end, image_words, image);
+    load_group(p.grad_out, p.grad_out_at, n, pixels.end, grad_words, grads);
 #pragma unroll
     for (int k = 0; k < kGroup; ++k) {
         A x[3], grad[3], slope[3];
@@ -173,20 +174,21 @@ __global__ void __launch_bounds__(kLutThreads)
             x[c] = value_of(image[3 * k + c], p.dtype);
             grad[c] = value_of(grads[3 * k + c], p.dtype);
         }
-        const Place<A> place = place_of<T>(x, p.S);
+        const Place<A> place = place_of<T>(x, p.S, pixels.entry);
         slopes<kTetrahedral>(static_cast<const A*>(p.table), place, p.S, grad, slope);
 #pragma unroll
         for (int c = 0; c < 3; ++c)
             image[3 * k + c] = stored<T>(within(x[c]) ? slope[c] * A(p.S - 1) : A(0), p.dtype);
     }
-    store_group(p.grad_image, n, p.N, image);
+    store_group(p.grad_image, n, pixels.end, image);
 }
 
 template <typename T, bool kTetrahedral>
 __global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
     using A = Acc<T>;
-    const int64_t first = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kRun;
-    const int64_t last = first + kRun < p.N ? first + kRun : p.N;
+    const Pixels pixels(p, (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kRun);
+    const int64_t first = pixels.first, end = pixels.end;
+    const int64_t last = first + kRun < end ? first + kRun : end;
     const double scale = p.deterministic ? Fixed(p).scale() : 0;
     int32_t current = -1;
     A sum[8][3] = {};
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
                 x[c] = value_of(image[c * p.image_at.channel], p.dtype);
                 grad[c] = value_of(grads[c * p.grad_out_at.channel], p.dtype);
             }
-            place = place_of<T>(x, p.S);
+            place = place_of<T>(x, p.S, pixels.entry);
         }
         if (place.entry != current) {
             flush(p, current, sum, scale);
@@ -228,18 +230,18 @@ void backward(const ApplyLut3dParams& p, cudaStream_t on) {
     if (p.grad_image) {
         const bool image_words = in_words(p, p.image, p.image_at);
         const bool grad_words = in_words(p, p.grad_out, p.grad_out_at);
-        const auto blocks = unsigned(ceil_div(p.N, kLutThreads * kGroup));
+        const dim3 blocks = blocks_of(p, kGroup);
         image_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p, image_words, grad_words);
     }
     if (p.sums) {
-        const auto blocks = unsigned(ceil_div(p.N, kLutThreads * kRun));
+        const dim3 blocks = blocks_of(p, kRun);
         sums_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p);
     }
 }
 
 const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
-    const int64_t entries = int64_t(p->S) * p->S * p->S;
+    const int64_t entries = p->entries;
     by_storage(*p, [&](auto element) {
         using T = decltype(element);
         if constexpr (sizeof(T) > 1) {
@@ -286,7 +288,7 @@ __global__ void sum_kernel(ApplyLut3dParams p, int32_t entries) {
 }
 
 const char* apply_lut3d_sum_cuda(const ApplyLut3dParams* p, void* stream) {
-    const int32_t entries = p->S * p->S * p->S;
+    const int32_t entries = p->entries;
     const auto blocks = unsigned(ceil_div(entries, kLutThreads));
     const auto on = static_cast<cudaStream_t>(stream);
     if (p->dtype == DType::kDouble)

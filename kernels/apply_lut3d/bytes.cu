@@ -20,7 +20,7 @@ template <bool kTetrahedral>
 __device__ inline void evaluate(const ApplyLut3dParams& p, const uint8_t* from, uint8_t* to) {
     const float x[] = {float(from[0]), float(from[1]), float(from[2])};
     const auto out =
-        blend<kTetrahedral>(static_cast<const float*>(p.table), place_of<Byte>(x, p.S), p.S);
+        blend<kTetrahedral>(static_cast<const float*>(p.table), place_of<Byte>(x, p.S, 0), p.S);
 #pragma unroll
     for (int c = 0; c < 3; ++c) to[c] = store<Byte>(out.at[c]).value;
 }
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kBlock, 1)
 
 template <typename Table, bool kTetrahedral>
 const char* run(const ApplyLut3dParams& p, Work work, Form form, int processors, cudaStream_t on) {
-    const int32_t entries = p.S * p.S * p.S;
+    const int32_t entries = p.entries;
     const auto blocks = unsigned(ceil_div(entries, kLutThreads));
     round_kernel<<<blocks, kLutThreads, 0, on>>>(p, work, entries, form);
     const bool shared = form == Form::kPlanes;
@@ -166,7 +166,7 @@ const char* choose(const ApplyLut3dParams& p, Work work, bool shared, int proces
 }
 
 const char* apply_lut3d_ranges_cuda(const ApplyLut3dParams* p, void* stream) {
-    const int32_t entries = p->S * p->S * p->S;
+    const int32_t entries = p->entries;
     const int64_t blocks = ceil_div(entries, kLutThreads);
     range_kernel<<<unsigned(blocks), kLutThreads, 0, static_cast<cudaStream_t>(stream)>>>(
         *p, Work(*p, blocks), entries);
@@ -175,7 +175,7 @@ const char* apply_lut3d_ranges_cuda(const ApplyLut3dParams* p, void* stream) {
 
 const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
-    const int32_t entries = p->S * p->S * p->S;
+    const int32_t entries = p->entries;
     const int64_t blocks = ceil_div(entries, kLutThreads);
     const Work work(*p, blocks);
     int device = 0, processors = 0, most = 0;

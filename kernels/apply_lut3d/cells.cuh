@@ -50,9 +50,24 @@ __device__ inline Rgb<A> copy_entry(const ApplyLut3dParams& p, int32_t i) {
     return x;
 }
 
-/// The cell of a colour as it stands in the image.
+/// The pixels from the n-th on of those that go through table blockIdx.y.
+struct Pixels {
+    int64_t first, end;
+    int32_t entry;  // the table's first
+
+    __device__ Pixels(const ApplyLut3dParams& p, int64_t n)
+        : first(blockIdx.y * p.pixels + n),
+          end((blockIdx.y + 1) * p.pixels),
+          entry(first_entry(p, blockIdx.y)) {}
+};
+/// Blocks whose threads have `each` pixels, of every table.
+inline dim3 blocks_of(const ApplyLut3dParams& p, int each) {
+    return dim3(unsigned(ceil_div(p.pixels, kLutThreads * each)), unsigned(p.tables));
+}
+
+/// The cell of a colour as it stands in the image, in the table that begins at `entry`.
 template <typename T>
-__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S) {
+__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, int32_t entry) {
     Place<Acc<T>> place;
     int32_t cell[3];
 #pragma unroll
@@ -62,7 +77,7 @@ __device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S) {
         else
             cell[c] = cell_of(x[c], S, &place.t[c]);
     }
-    place.entry = (cell[0] * S + cell[1]) * S + cell[2];
+    place.entry = (cell[0] * S + cell[1]) * S + cell[2] + entry;
     return place;
 }
 
@@ -103,13 +118,13 @@ inline bool in_words(const ApplyLut3dParams& p, const void* data, const PixelLay
     return at.dense() && reinterpret_cast<uintptr_t>(data) % word == 0;
 }
 
-/// Elements of the E / 3 pixels from n on; of those beyond the last, zeros. One or kGroup pixels.
+/// Elements of the E / 3 pixels from n on; of those from `end` on, zeros. One or kGroup pixels.
 template <typename T, int E>
-__device__ inline void load_group(const void* data, const PixelLayout& at, int64_t n, int64_t N,
+__device__ inline void load_group(const void* data, const PixelLayout& at, int64_t n, int64_t end,
                                   bool words, T (&to)[E]) {
     constexpr int V = sizeof(T) == 8 ? 2 : kGroup;
     const T* from = static_cast<const T*>(data);
-    if (E > 3 && words && n + kGroup <= N) {
+    if (E > 3 && words && n % kGroup == 0 && n + kGroup <= end) {
 #pragma unroll
         for (int i = 0; i < E / V; ++i) {
             const auto word = load_vector<T, V>(from + 3 * n + i * V);
@@ -120,7 +135,7 @@ __device__ inline void load_group(const void* data, const PixelLayout& at, int64
     }
 #pragma unroll
     for (int k = 0; k < E / 3; ++k) {
-        const bool inside = n + k < N;
+        const bool inside = n + k < end;
         const T* pixel = from + (inside ? at(n + k) : 0);
 #pragma unroll
         for (int c = 0; c < 3; ++c) to[3 * k + c] = inside ? pixel[c * at.channel] : T{};
@@ -129,10 +144,10 @@ __device__ inline void load_group(const void* data, const PixelLayout& at, int64
 
 /// The same into contiguous memory, aligned as torch's allocator does.
 template <typename T, int E>
-__device__ inline void store_group(void* data, int64_t n, int64_t N, const T (&x)[E]) {
+__device__ inline void store_group(void* data, int64_t n, int64_t end, const T (&x)[E]) {
     constexpr int V = sizeof(T) == 8 ? 2 : kGroup;
     T* to = static_cast<T*>(data) + 3 * n;
-    if (E > 3 && n + kGroup <= N) {
+    if (E > 3 && n % kGroup == 0 && n + kGroup <= end) {
 #pragma unroll
         for (int i = 0; i < E / V; ++i) {
             Vector<T, V> word;
@@ -144,5 +159,5 @@ __device__ inline void store_group(void* data, int64_t n, int64_t N, const T (&x
     }
 #pragma unroll
     for (int i = 0; i < E; ++i)
-        if (n + i / 3 < N) to[i] = x[i];
+        if (n + i / 3 < end) to[i] = x[i];
 }

@@ -21,7 +21,7 @@ __global__ void table_kernel(ApplyLut3dParams p, int32_t entries) {
 
 const char* apply_lut3d_table_cuda(const ApplyLut3dParams* p, void* stream) {
     if (p->work) return apply_lut3d_ranges_cuda(p, stream);
-    const int32_t entries = p->S * p->S * p->S;
+    const int32_t entries = p->entries;
     const auto blocks = unsigned(ceil_div(entries, kLutThreads));
     const auto on = static_cast<cudaStream_t>(stream);
     if (p->dtype == DType::kDouble)
@@ -37,21 +37,22 @@ constexpr int kPixels = std::is_same_v<T, float> ? 1 : kGroup;
 template <typename T, bool kTetrahedral>
 __global__ void __launch_bounds__(kLutThreads) lut3d_kernel(ApplyLut3dParams p, bool words) {
     using A = Acc<T>;
-    const int64_t n = (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kPixels<T>;
-    if (n >= p.N) return;
+    const Pixels pixels(p, (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kPixels<T>);
+    const int64_t n = pixels.first;
+    if (n >= pixels.end) return;
     T group[3 * kPixels<T>];
-    load_group(p.image, p.image_at, n, p.N, words, group);
+    load_group(p.image, p.image_at, n, pixels.end, words, group);
 #pragma unroll
     for (int k = 0; k < kPixels<T>; ++k) {
         A x[3];
 #pragma unroll
         for (int c = 0; c < 3; ++c) x[c] = value_of(group[3 * k + c], p.dtype);
-        const Place<A> place = place_of<T>(x, p.S);
+        const Place<A> place = place_of<T>(x, p.S, pixels.entry);
         const Rgb<A> out = blend<kTetrahedral>(static_cast<const A*>(p.table), place, p.S);
 #pragma unroll
         for (int c = 0; c < 3; ++c) group[3 * k + c] = stored<T>(out.at[c], p.dtype);
     }
-    store_group(p.out, n, p.N, group);
+    store_group(p.out, n, pixels.end, group);
 }
 
 const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream) {
@@ -60,7 +61,7 @@ const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream) {
     const bool words = in_words(*p, p->image, p->image_at);
     by_storage(*p, [&](auto element) {
         using T = decltype(element);
-        const auto blocks = unsigned(ceil_div(p->N, kLutThreads * kPixels<T>));
+        const dim3 blocks = blocks_of(*p, kPixels<T>);
         if (p->method == Lut3dMethod::kTetrahedral)
             lut3d_kernel<T, true><<<blocks, kLutThreads, 0, on>>>(*p, words);
         else

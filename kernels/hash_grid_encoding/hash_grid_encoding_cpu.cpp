@@ -130,38 +130,40 @@ inline void load_features(const T* from, int64_t step, Acc<T>* to) {
         for (int f = 0; f < F; ++f) to[f] = load(from[f * step]);
 }
 
+/// Features [f, f + F) of the encoding; so are those below.
 template <typename T, int F>
-__attribute__((noinline)) void encode_block(const HashGridParams& p, int64_t l, int corners,
-                                            int64_t begin, int count, const uint32_t (*row)[kBlock],
+__attribute__((noinline)) void encode_block(const HashGridParams& p, int64_t l, int64_t f,
+                                            int corners, int64_t begin, int count,
+                                            const uint32_t (*row)[kBlock],
                                             const Acc<T> (*weight)[kBlock]) {
-    const T* table = static_cast<const T*>(p.table) + l * p.table_stride[0];
-    T* out = static_cast<T*>(p.out) + (begin * p.L + l) * F;
-    for (int i = 0; i < count; ++i, out += p.L * F) {
+    const T* table = static_cast<const T*>(p.table) + l * p.table_stride[0] + f * p.table_stride[2];
+    T* out = static_cast<T*>(p.out) + (begin * p.L + l) * p.F + f;
+    for (int i = 0; i < count; ++i, out += p.L * p.F) {
         Acc<T> sum[F] = {};
         for (int k = 0; k < corners; ++k) {
             Acc<T> feats[F];
             load_features<F>(table + row[k][i] * p.table_stride[1], p.table_stride[2], feats);
-            for (int f = 0; f < F; ++f) sum[f] += weight[k][i] * feats[f];
+            for (int v = 0; v < F; ++v) sum[v] += weight[k][i] * feats[v];
         }
-        for (int f = 0; f < F; ++f) out[f] = store<T>(sum[f]);
+        for (int v = 0; v < F; ++v) out[v] = store<T>(sum[v]);
     }
 }
 
-/// dot[k][i] = sum_f grad_out[i, f] table[row[k][i], f].
+/// dot[k][i] = sum_f grad_out[i, f] table[row[k][i], f], to which those of f > 0 are added.
 template <typename T, int F>
-__attribute__((noinline)) void dot_block(const HashGridParams& p, int64_t l, int corners,
+__attribute__((noinline)) void dot_block(const HashGridParams& p, int64_t l, int64_t f, int corners,
                                          int64_t begin, int count, const uint32_t (*row)[kBlock],
                                          Acc<T> (*dot)[kBlock]) {
-    const T* table = static_cast<const T*>(p.table) + l * p.table_stride[0];
+    const T* table = static_cast<const T*>(p.table) + l * p.table_stride[0] + f * p.table_stride[2];
     const T* grad_out = static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
-                        l * F * p.grad_out_stride[1];
+                        (l * p.F + f) * p.grad_out_stride[1];
     for (int i = 0; i < count; ++i, grad_out += p.grad_out_stride[0]) {
         Acc<T> grad[F];
         load_features<F>(grad_out, p.grad_out_stride[1], grad);
         for (int k = 0; k < corners; ++k) {
-            Acc<T> feats[F], sum = 0;
+            Acc<T> feats[F], sum = f > 0 ? dot[k][i] : 0;
             load_features<F>(table + row[k][i] * p.table_stride[1], p.table_stride[2], feats);
-            for (int f = 0; f < F; ++f) sum += grad[f] * feats[f];
+            for (int v = 0; v < F; ++v) sum += grad[v] * feats[v];
             dot[k][i] = sum;
         }
     }
@@ -169,35 +171,42 @@ __attribute__((noinline)) void dot_block(const HashGridParams& p, int64_t l, int
 
 /// Adds to rows [first, last) of `sums`, which begins with row `first`.
 template <typename T, int F>
-__attribute__((noinline)) void scatter_block(const HashGridParams& p, int64_t l, int corners,
-                                             int64_t begin, int count,
+__attribute__((noinline)) void scatter_block(const HashGridParams& p, int64_t l, int64_t f,
+                                             int corners, int64_t begin, int count,
                                              const uint32_t (*row)[kBlock],
                                              const Acc<T> (*weight)[kBlock], uint32_t first,
                                              uint32_t last, Acc<T>* sums) {
     const T* grad_out = static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
-                        l * F * p.grad_out_stride[1];
+                        (l * p.F + f) * p.grad_out_stride[1];
     for (int i = 0; i < count; ++i, grad_out += p.grad_out_stride[0]) {
         Acc<T> grad[F];
         load_features<F>(grad_out, p.grad_out_stride[1], grad);
         for (int k = 0; k < corners; ++k) {
             if (row[k][i] - first >= last - first) continue;
-            Acc<T>* sum = sums + int64_t(row[k][i] - first) * F;
-            for (int f = 0; f < F; ++f) sum[f] += weight[k][i] * grad[f];
+            Acc<T>* sum = sums + int64_t(row[k][i] - first) * p.F + f;
+            for (int v = 0; v < F; ++v) sum[v] += weight[k][i] * grad[v];
         }
     }
 }
 
-/// Calls `body` with the element type, and D and F as constants.
+/// Calls `body` with an element, F as a constant and f, for features [f, f + F), until it had all.
 template <typename Body>
 void by_features(const HashGridParams& p, const Body& body) {
-    dispatch(p.dtype, [&](auto element) {
-        switch (p.F) {
-            case 1: return body(element, std::integral_constant<int, 1>{});
-            case 2: return body(element, std::integral_constant<int, 2>{});
-            case 4: return body(element, std::integral_constant<int, 4>{});
-            default: return body(element, std::integral_constant<int, 8>{});
-        }
-    });
+    for (int64_t f = 0; f < p.F;) {
+        const auto some = [&](auto F) {
+            dispatch(p.dtype, [&](auto element) { body(element, F, f); });
+            f += F();
+        };
+        const int64_t left = p.F - f;
+        if (left >= 8)
+            some(std::integral_constant<int, 8>{});
+        else if (left >= 4)
+            some(std::integral_constant<int, 4>{});
+        else if (left >= 2)
+            some(std::integral_constant<int, 2>{});
+        else
+            some(std::integral_constant<int, 1>{});
+    }
 }
 
 template <int D, typename A>
@@ -207,10 +216,10 @@ void encode(const HashGridParams& p, int64_t begin, int64_t end) {
             Block<D, A> block(p, n, end);
             block.enter(p.level[l]);
             block.weigh(p, p.level[l]);
-            by_features(p, [&](auto element, auto F) {
+            by_features(p, [&](auto element, auto F, int64_t f) {
                 using T = decltype(element);
                 if constexpr (std::is_same_v<Acc<T>, A>)
-                    encode_block<T, F()>(p, l, 1 << D, n, block.count, block.row, block.weight);
+                    encode_block<T, F()>(p, l, f, 1 << D, n, block.count, block.row, block.weight);
             });
         }
 }
@@ -222,10 +231,10 @@ void points_gradient(const HashGridParams& p, int64_t begin, int64_t end) {
         for (int64_t n = begin; n < end; n += kBlock) {
             Block<D, A> block(p, n, end);
             block.enter(p.level[l]);
-            by_features(p, [&](auto element, auto F) {
+            by_features(p, [&](auto element, auto F, int64_t f) {
                 using T = decltype(element);
                 if constexpr (std::is_same_v<Acc<T>, A>)
-                    dot_block<T, F()>(p, l, 1 << D, n, block.count, block.row, block.weight);
+                    dot_block<T, F()>(p, l, f, 1 << D, n, block.count, block.row, block.weight);
             });
             block.add_slopes(p, p.level[l], block.weight, sums.data() + n - begin, end - begin);
         }
@@ -242,26 +251,24 @@ template <int D, typename A>
 void table_gradient(const HashGridParams& p, int64_t task) {
     const int64_t l = task / p.parts, part = task % p.parts;
     const int64_t first = p.T * part / p.parts, last = p.T * (part + 1) / p.parts;
-    by_features(p, [&](auto element, auto F) {
-        using T = decltype(element);
-        if constexpr (std::is_same_v<Acc<T>, A>) {
-            constexpr bool kRounded = sizeof(T) < sizeof(A);
-            const int64_t count = (last - first) * F();
-            T* out = static_cast<T*>(p.out) + (l * p.T + first) * F();
-            std::vector<A> buffer(kRounded ? count : 0, A(0));
-            A* sums = buffer.data();
-            if constexpr (!kRounded) std::fill_n(sums = out, count, A(0));
-            for (int64_t n = 0; n < p.N; n += kBlock) {
-                Block<D, A> block(p, n, p.N);
-                block.enter(p.level[l]);
-                block.weigh(p, p.level[l]);
-                scatter_block<T, F()>(p, l, 1 << D, n, block.count, block.row, block.weight,
+    const int64_t count = (last - first) * p.F, at = (l * p.T + first) * p.F;
+    const bool rounded = p.dtype == DType::kHalf || p.dtype == DType::kBFloat16;
+    std::vector<A> buffer(rounded ? count : 0, A(0));
+    A* const sums = rounded ? buffer.data() : static_cast<A*>(p.out) + at;
+    if (!rounded) std::fill_n(sums, count, A(0));
+    for (int64_t n = 0; n < p.N; n += kBlock) {
+        Block<D, A> block(p, n, p.N);
+        block.enter(p.level[l]);
+        block.weigh(p, p.level[l]);
+        by_features(p, [&](auto element, auto F, int64_t f) {
+            using T = decltype(element);
+            if constexpr (std::is_same_v<Acc<T>, A>)
+                scatter_block<T, F()>(p, l, f, 1 << D, n, block.count, block.row, block.weight,
                                       uint32_t(first), uint32_t(last), sums);
-            }
-            if constexpr (kRounded)
-                for (int64_t i = 0; i < count; ++i) out[i] = store<T>(sums[i]);
-        }
-    });
+        });
+    }
+    if (rounded)
+        for (int64_t i = 0; i < count; ++i) store_as(p.dtype, p.out, at + i, sums[i]);
 }
 
 /// Calls `body` with D and, as a value, the accumulating type.

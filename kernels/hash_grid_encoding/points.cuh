@@ -1,97 +1,13 @@
-// The CUDA kernels of hash_grid_encoding; see launch.cu.
+// The CUDA kernels of hash_grid_encoding for F = 1, 2, 4 and 8; see launch.cu.
 #pragma once
-#include <type_traits>
-
-#include "hash_grid_encoding.h"
-#include "short.cuh"
-#include "vector.cuh"
-
-/// hash_grid_cuda and hash_grid_points_cuda for these element types; compiled side by side.
-OCTET_KERNEL const char* hash_grid_16bit_cuda(const HashGridParams* p, void* stream);
-OCTET_KERNEL const char* hash_grid_double_cuda(const HashGridParams* p, void* stream);
-OCTET_KERNEL const char* hash_grid_points_16bit_cuda(const HashGridParams* p, void* stream);
-OCTET_KERNEL const char* hash_grid_points_double_cuda(const HashGridParams* p, void* stream);
+#include "words.cuh"
 
 namespace {
 
-constexpr int kThreads = 256, kPoints = kThreads / 2;  // two threads to a point
+constexpr int kPoints = kThreads / 2;  // two threads to a point
 
 template <typename T, int F>
 constexpr int kGroup = F * sizeof(T) < 32 ? 32 / (F * sizeof(T)) : 1;  // as hash_grid_group says
-
-/// A point, read once for all levels unless it is in double.
-template <int D, typename A>
-struct Point {
-    const HashGridParams& p;
-    int64_t n;
-    float x[D];
-
-    __device__ Point(const HashGridParams& params, int64_t index) : p(params), n(index) {
-        if (p.points_dtype == DType::kDouble) return;
-#pragma unroll
-        for (int d = 0; d < D; ++d)
-            x[d] = load_as<float>(p.points_dtype, p.points,
-                                  n * p.points_stride[0] + d * p.points_stride[1]);
-    }
-    __device__ Corners<D, A> in(const HashLevel& level) const {
-        Corners<D, A> c;
-        c.scale = level.scale;
-        c.directed = p.along != nullptr;
-#pragma unroll
-        for (int d = 0; d < D; ++d) {
-            if (p.points_dtype == DType::kDouble) {
-                double place;
-                c.cell[d] = cell_of(static_cast<const double*>(
-                                        p.points)[n * p.points_stride[0] + d * p.points_stride[1]],
-                                    level.scale, &place);
-                c.place[d] = A(place);
-            } else {
-                float place;
-                c.cell[d] = cell_of(x[d], level.scale, &place);
-                c.place[d] = place;
-            }
-            if (c.directed)
-                c.along[d] = load_as<A>(p.points_dtype, p.along,
-                                        n * p.along_stride[0] + d * p.along_stride[1]);
-        }
-        return c;
-    }
-};
-
-/// F elements `step` apart; `whole` says that they may be moved as words.
-template <int F, typename T>
-__device__ inline void load_features(const T* from, int64_t step, bool whole, DType dtype,
-                                     Acc<T> (&to)[F]) {
-    constexpr int V = F * sizeof(T) < 16 ? F : 16 / sizeof(T);
-    if (whole) {
-#pragma unroll
-        for (int i = 0; i < F; i += V) {
-            const auto word = load_vector<T, V>(from + i);
-#pragma unroll
-            for (int v = 0; v < V; ++v) to[i + v] = value_of(word.at[v], dtype);
-        }
-    } else {
-#pragma unroll
-        for (int f = 0; f < F; ++f) to[f] = value_of(from[f * step], dtype);
-    }
-}
-
-/// Whether rows of F elements are words in memory, whatever the indices of the outer dimensions.
-inline bool whole_rows(const void* data, DType dtype, int F, int64_t inner, const int64_t* outer,
-                       int count) {
-    const int64_t size = dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
-    const int64_t word = F * size < 16 ? F * size : 16;
-    bool whole = (inner == 1 || F == 1) && reinterpret_cast<uintptr_t>(data) % word == 0;
-    for (int d = 0; d < count; ++d) whole = whole && outer[d] * size % word == 0;
-    return whole;
-}
-inline bool whole_table(const HashGridParams& p) {
-    return whole_rows(p.table, p.dtype, p.F, p.table_stride[2], p.table_stride, 2);
-}
-inline bool whole_grad_out(const HashGridParams& p) {
-    const int64_t outer[] = {p.grad_out_stride[0], p.F * p.grad_out_stride[1]};
-    return whole_rows(p.grad_out, p.dtype, p.F, p.grad_out_stride[1], outer, 2);
-}
 
 /// out of one group of levels (blockIdx.y) for kPoints points. Rows of the output are collected in
 /// shared memory and written by whole sectors.
@@ -183,17 +99,6 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-/// grad_points from the groups' sums, in a fixed order.
-template <typename A>
-__global__ void __launch_bounds__(kThreads)
-    sum_groups_kernel(const __grid_constant__ HashGridParams p, int groups) {
-    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x, count = p.N * p.D;
-    if (i >= count) return;
-    A sum = 0;
-    for (int g = 0; g < groups; ++g) sum += static_cast<const A*>(p.scratch)[g * count + i];
-    store_as(p.points_dtype, p.out, i, sum);
-}
-
 /// Calls `body` with D and F as constants.
 template <typename Body>
 void by_shape(const HashGridParams& p, const Body& body) {
@@ -215,7 +120,7 @@ template <typename T>
 const char* encode(const HashGridParams& p, cudaStream_t stream) {
     const dim3 grid(unsigned(ceil_div(p.N, kPoints)), unsigned(ceil_div(p.L, hash_grid_group(p))));
     by_shape(p, [&](auto D, auto F) {
-        encode_kernel<T, D(), F()><<<grid, kThreads, 0, stream>>>(p, whole_table(p));
+        encode_kernel<T, D(), F()><<<grid, kThreads, 0, stream>>>(p, whole_table(p, F()));
     });
     return launch_error();
 }
@@ -225,10 +130,9 @@ const char* points_gradient(const HashGridParams& p, cudaStream_t stream) {
     const dim3 grid(unsigned(ceil_div(p.N, kPoints)), unsigned(ceil_div(p.L, hash_grid_group(p))));
     by_shape(p, [&](auto D, auto F) {
         points_kernel<T, D(), F()>
-            <<<grid, kThreads, 0, stream>>>(p, whole_table(p), whole_grad_out(p));
+            <<<grid, kThreads, 0, stream>>>(p, whole_table(p, F()), whole_grad_out(p, F()));
     });
-    sum_groups_kernel<Acc<T>>
-        <<<unsigned(ceil_div(p.N * p.D, kThreads)), kThreads, 0, stream>>>(p, int(grid.y));
+    sum_groups<Acc<T>>(p, stream);
     return launch_error();
 }
 

@@ -3,36 +3,9 @@
 
 namespace {
 
-/// Adds F neighbouring numbers in memory, in any order among threads.
-template <int F>
-__device__ inline void add_features(double* to, const double (&x)[F]) {
-#pragma unroll
-    for (int f = 0; f < F; ++f) atomicAdd(to + f, x[f]);
-}
-template <int F>
-__device__ inline void add_features(float* to, const float (&x)[F]) {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (F == 2) {
-        asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x[0]), "f"(x[1])
-                     : "memory");
-    } else if constexpr (F >= 4) {
-#pragma unroll
-        for (int f = 0; f < F; f += 4)
-            asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + f), "f"(x[f]),
-                         "f"(x[f + 1]), "f"(x[f + 2]), "f"(x[f + 3])
-                         : "memory");
-    } else {
-        atomicAdd(to, x[0]);
-    }
-#else
-#pragma unroll
-    for (int f = 0; f < F; ++f) atomicAdd(to + f, x[f]);
-#endif
-}
-
-/// The gradient of table levels [first, first + levels), added to `sums` (levels, T, F) or, where
-/// the result must not depend on the order of additions, to the fixed-point sums in `memory`.
-/// grad_out's type is told apart at run time: a load for each level, beside 2^D additions.
+/// The gradient of table levels [first, first + levels), added to `sums` (levels, T, F) or
+/// `memory`. grad_out's type is told apart at run time: a load for each level, beside 2^D
+/// additions.
 template <typename A, int D, int F>
 __global__ void __launch_bounds__(kThreads)
     table_kernel(const __grid_constant__ HashGridParams p, int first, int levels, A* sums,
@@ -41,6 +14,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t n = int64_t(blockIdx.x) * kPoints + threadIdx.x / 2;
     if (n >= p.N) return;
     const Point<D, A> point(p, n);
+    const auto fixed = [&] { return FixedPoint(memory, levels * p.T * F, p.N << D); };
     for (int i = 0; i < levels; ++i) {
         const HashLevel& level = p.level[first + i];
         const int64_t at = n * p.grad_out_stride[0] + (first + i) * F * p.grad_out_stride[1];
@@ -66,13 +40,7 @@ __global__ void __launch_bounds__(kThreads)
             A addend[F];
 #pragma unroll
             for (int f = 0; f < F; ++f) addend[f] = weight * grad[f];
-            if (p.deterministic) {
-                const FixedPoint fixed(memory, levels * p.T * F, p.N << D);
-#pragma unroll
-                for (int f = 0; f < F; ++f) fixed.add(place + f, addend[f]);
-            } else {
-                add_features(sums + place, addend);
-            }
+            add_shares(p, sums, fixed, place, addend);
         }
     }
 }
@@ -123,10 +91,12 @@ const char* table_gradient(const HashGridParams& p, cudaStream_t stream) {
             cudaMemsetAsync(memory + 1, 0, 8 * (fixed_point_words(places) - 1), stream);
         else
             cudaMemsetAsync(sums, 0, places * sizeof(A), stream);
-        if (blocks > 0)
+        if (blocks > 0 && !own_kernels(p))
+            hash_grid_table_any_cuda(&p, first, sums, memory, stream);
+        else if (blocks > 0)
             by_shape(p, [&](auto D, auto F) {
                 table_kernel<A, D(), F()><<<blocks, kThreads, 0, stream>>>(
-                    p, first, levels, sums, memory, whole_grad_out(p));
+                    p, first, levels, sums, memory, whole_grad_out(p, F()));
             });
         const auto finish = [&](auto element) {
             using T = decltype(element);
