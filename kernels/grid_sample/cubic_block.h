@@ -16,7 +16,7 @@ struct CubicBlock : Points<A> {
     template <int L>
     using Vector = typename Lanes<A, L>::type;
     using Quad = Vector<4>;
-    static constexpr int kGroup = 64, kMost = 3;  // channels of rows at a time; side by side
+    static constexpr int kMost = 3;  // channels side by side
     using Points<A>::p, Points<A>::count, Points<A>::axis, Points<A>::image, Points<A>::outermost;
 
     const int depth, orders;  // taps along z; how often weights are derived, and themselves
@@ -24,7 +24,7 @@ struct CubicBlock : Points<A> {
     A direction[3][kBlock];             // what arrives for grad_grid
     alignas(64) A lanes[3][kBlock][4];  // x's weights, slopes and curves by point
     A grads[kMost][kBlock];             // grad_out of channels by planes
-    A grad_rows[kBlock][kGroup];        // and by rows
+    A grad_rows[kBlock][kRow];          // and by rows
 
     explicit CubicBlock(const GridSampleParams& params)
         : Points<A>(params, params.grad_out != nullptr),

@@ -60,8 +60,8 @@ class CubicPoints {
     const bool second, typed;  // a derivative of the backward; fields that are read have elements A
     Places input, upstream, gathered;  // the last: point L is of L channels in `pixels`
     A to_grid[3][kBlock];
-    A outs[CubicBlock<A>::kMost][kBlock];       // of channels by planes
-    A out_rows[kBlock][CubicBlock<A>::kGroup];  // and by rows
+    A outs[CubicBlock<A>::kMost][kBlock];  // of channels by planes
+    A out_rows[kBlock][kRow];              // and by rows
     alignas(64) A pixels[64 * 8];
 
     /// The pixels of point i, in the order z, y, x, zeros for those outside.
@@ -273,8 +273,8 @@ class CubicPoints {
     }
     template <bool kSecond>
     NOINLINE void points_by_rows() {
-        for (int64_t c = 0; c < p.C; c += CubicBlock<A>::kGroup) {
-            const int channels = int(std::min<int64_t>(CubicBlock<A>::kGroup, p.C - c));
+        for (int64_t c = 0; c < p.C; c += kRow) {
+            const int channels = int(std::min<int64_t>(kRow, p.C - c));
             block.read_grad_rows(c, channels);
             for (int i = 0; i < block.count; ++i) std::fill_n(out_rows[i], channels, A(0));
             each_field<kSecond>([&](const Field& f, const Places& at, auto slanted, auto order) {
@@ -282,8 +282,7 @@ class CubicPoints {
                     static_cast<const A*>(image_of(f, c)), at, channels);
             });
             if (p.out)
-                for (int k = 0; k < channels; ++k)
-                    block.write_out(c + k, out_rows[0] + k, CubicBlock<A>::kGroup);
+                for (int k = 0; k < channels; ++k) block.write_out(c + k, out_rows[0] + k, kRow);
         }
     }
     /// Channel c of the image in a field that is read.
@@ -308,15 +307,13 @@ class CubicPoints {
 
     /// What is wanted at the points of the block.
     NOINLINE void run() {
-        // C channels that are all there is in a pixel, as in a photograph.
-        const auto packed = [&](const Field& f) {
-            return !f.data || (f.stride[1] == 1 && f.stride[4] == p.C);
-        };
-        const bool rows = second && !p.to_grad_grid ? fields.upstream.rows : fields.input.rows;
-        const bool side_by_side =
-            typed && !rows && (p.C == 2 || p.C == 3) && !second && packed(fields.input);
+        const Field& in = fields.input;
+        const bool rows = second && !p.to_grad_grid ? fields.upstream.rows : in.rows;
+        // Few channels that are all there is in a pixel.
+        const bool side_by_side = typed && !second && !rows && (p.C == 2 || p.C == 3) &&
+                                  in.stride[1] == 1 && in.stride[4] == p.C;
         const int64_t side = !typed ? 0 : side_by_side ? p.C : 1;
-        if (!second || p.to_grad_grid) block.locate(fields.input, side, input);
+        if (!second || p.to_grad_grid) block.locate(in, side, input);
         if (p.to_grad_input) block.locate(fields.upstream, side, upstream);
         if (p.grad_grid) std::fill_n(to_grid[0], 3 * kBlock, A(0));
         if (second)

@@ -97,9 +97,9 @@ class CubicScatter {
                 scatter_plane<kSlanted>(image_of(c), block.grads[0]);
             }
         else
-            for (int64_t c = part.channels[0]; c < part.channels[1]; c += CubicBlock<A>::kGroup) {
-                const int64_t left = part.channels[1] - c, most = CubicBlock<A>::kGroup;
-                const int channels = int(std::min(most, left));
+            for (int64_t c = part.channels[0]; c < part.channels[1]; c += kRow) {
+                const int64_t left = part.channels[1] - c;
+                const int channels = int(std::min<int64_t>(kRow, left));
                 block.read_grad_rows(c, channels);
                 scatter_rows<kSlanted>(image_of(c), channels);
             }
