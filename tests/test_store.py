@@ -172,7 +172,7 @@ def test_a_prebuilt_store_serves_machines_without_compilers(checkout, tmp_path):
     """With any of the architectures it was built for, and any CPU; copied to another place."""
     done = checkout.command("build", "--arch", "8.0", "9.0", "--jobs", "2", "--portable")
     assert done.returncode == 0, done.stderr
-    (entry,) = checkout.entries()
+    (entry,) = (entry for entry in checkout.entries() if entry.startswith("square-"))
     content = (checkout.cache / "store" / entry / "library.so").read_bytes()
     assert b"sm_80" in content and b"sm_90" in content
     image = tmp_path / "image"
