@@ -85,7 +85,7 @@ Tensor new_work(const ApplyLut3dParams& p, const Tensor& like, int64_t count) {
 }
 
 Tensor make_table(ApplyLut3dParams& p, const Tensor& lut) {
-    const Tensor table = new_work(p, lut, p.entries * 4);
+    const Tensor table = new_work(p, lut, int64_t(p.entries) * 4);
     p.table = table.data_ptr();
     return table;
 }
@@ -102,11 +102,9 @@ Tensor apply_lut3d(const Tensor& image, const Tensor& given, std::string interpo
     const Tensor source = laid_out(image, p.image_at);
     p.image = source.data_ptr(), p.out = out.data_ptr();
     const Tensor table = make_table(p, lut);
-    Tensor work;
-    if (image.is_cuda() && apply_lut3d_by_bytes(p)) {
-        work = new_bytes(lut, apply_lut3d_work(p));
-        p.work = work.data_ptr();
-    }
+    std::optional<Tensor> work;
+    if (image.is_cuda() && apply_lut3d_by_bytes(p))
+        p.work = work.emplace(new_bytes(lut, apply_lut3d_work(p))).data_ptr();
     launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
            OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
     launch(kName, lut, p, p.N, 2048, apply_lut3d_cpu, OCTET_CUDA_LAUNCHER(apply_lut3d_cuda));
@@ -143,7 +141,7 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
     p.image = source.data_ptr(), p.grad_out = grad.data_ptr();
     p.deterministic = deterministic;
     p.parts = image.is_cpu() ? parts_of(p, need_lut) : 1;
-    Tensor table, sums;
+    std::optional<Tensor> table, sums;
     if (need_image) {
         p.grad_image = grad_image.data_ptr();
         table = make_table(p, lut);
@@ -156,7 +154,7 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
         const bool fixed = deterministic && image.is_cuda();
         sums = fixed ? new_bytes(lut, apply_lut3d_fixed_bytes(p))
                      : new_work(p, lut, p.parts * p.entries * 4);
-        p.sums = sums.data_ptr();
+        p.sums = sums->data_ptr();
     }
     launch(kName, lut, p, p.parts, 1, apply_lut3d_backward_cpu,
            OCTET_CUDA_LAUNCHER(apply_lut3d_backward_cuda));

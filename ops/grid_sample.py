@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled
 
 from loader.jit.operators import frame
 from loader.jit.operators.frame import asked, batched, check_fake, check_tensors, keep, total
@@ -50,7 +51,7 @@ def grid_sample(
 
     Source: `grid_sample_reference`; bicubic: Keys (1981), with a = -0.75.
     """
-    if torch._C._is_any_autocast_enabled():
+    if _is_any_autocast_enabled():
         check_tensors("grid_sample", input=input, grid=grid)
         input, grid = _autocast(input, grid)
     return _operator.call(input, grid, mode, padding_mode, align_corners)

@@ -43,11 +43,11 @@ def node():
 
 
 @pytest.fixture(params=sorted(CALLS))
-def operator(request):
+def operator(request, device):
     """A name, the operator with its options, and leaves for it."""
     tensors, options = CALLS[request.param]
     function = getattr(loader, request.param)
-    leaves = [x.clone().requires_grad_() for x in tensors]
+    leaves = [x.to(device, copy=True).requires_grad_() for x in tensors]
     return request.param, lambda *xs: function(*xs, **options), leaves
 
 
@@ -84,7 +84,9 @@ def test_bits_are_those_of_python(operator):
             return [out, *torch.autograd.grad(out.square().sum(), wanting)]
 
         found, expected = run(), in_python(run)
-        assert_close(found, expected, rtol=0, atol=0)
+        # On a GPU the order of atomic additions moves a gradient by a last bit.
+        exact = {"rtol": 0, "atol": 0} if leaves[0].is_cpu else {}
+        assert_close(found, expected, **exact)
         assert is_quick(found[0]) == found[0].requires_grad
 
 
@@ -186,7 +188,7 @@ def test_gradients_that_do_not_arrive(operator):
 def test_graphs_of_gradients(operator):
     """create_graph makes the graph that Python makes; gradients of it are right."""
     _, call, leaves = operator
-    how = {"atol": 1e-5, "nondet_tol": 0}
+    how = {"atol": 1e-5, "nondet_tol": 0 if leaves[0].is_cpu else 1e-12}
     assert torch.autograd.gradcheck(call, leaves, check_batched_grad=True, **how)
     assert torch.autograd.gradgradcheck(call, leaves, **how)
     out = call(*leaves)
@@ -241,10 +243,11 @@ def test_transforms_and_modes(operator):
         assert_close(call(*tensors), expected, rtol=0, atol=0)
         assert call(*tensors).is_inference()
     with torch.device("meta"):  # a mode, for what is made without a device
-        assert call(*tensors).device.type == "cpu"
+        assert call(*tensors).device == tensors[0].device
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own
 def test_compiled(operator):
     """torch.compile sees the operator, without a break; compiled autograd takes the node."""
     name, call, leaves = operator
@@ -362,6 +365,8 @@ def test_parameters_and_copies(operator):
 def test_a_forked_child(operator):
     """Its graphs are made; backward in a child is what torch itself refuses."""
     _, call, leaves = operator
+    if leaves[0].is_cuda:
+        pytest.skip("CUDA does not go on in a forked child")
     expected = call(*leaves).detach()
     child = os.fork()
     if child == 0:

@@ -172,17 +172,18 @@ def test_a_prebuilt_store_serves_machines_without_compilers(checkout, tmp_path):
     """With any of the architectures it was built for, and any CPU; copied to another place."""
     done = checkout.command("build", "--arch", "8.0", "9.0", "--jobs", "2", "--portable")
     assert done.returncode == 0, done.stderr
-    (entry,) = checkout.entries()
+    node, entry = checkout.entries()
     content = (checkout.cache / "store" / entry / "library.so").read_bytes()
-    assert b"sm_80" in content and b"sm_90" in content
+    assert b"sm_80" in content and b"sm_90" in content and node.startswith("node.")
     image = tmp_path / "image"
     shutil.copytree(checkout.cache, image)
     for path in image.rglob("*"):
         path.chmod(0o755)
     layers = f"{image}:{tmp_path / 'mine'}"
     for architecture in ("9.0", "8.0", "8.6", None):
+        with_node = f"{USE}\nfrom loader.jit.operators.node import NODE; assert NODE.module"
         done = checkout.run(
-            USE, LOADER_CACHE_DIR=layers, TORCH_CUDA_ARCH_LIST=architecture, **bare(checkout)
+            with_node, LOADER_CACHE_DIR=layers, TORCH_CUDA_ARCH_LIST=architecture, **bare(checkout)
         )
         assert (done.returncode, done.stderr) == (0, ""), (architecture, done.stderr)
     other = checkout.run(

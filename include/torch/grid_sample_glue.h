@@ -13,10 +13,11 @@ inline void check_dims(const Tensor& input, const Tensor& grid, int64_t interpol
     const int64_t dims = input.dim();
     if (dims != 4 && dims != 5)
         raise(kName, "input must be (N, C, H, W) or (N, C, D, H, W), got " + shape_text(input));
-    const std::string points = dims == 4 ? "(N, H_out, W_out, 2)" : "(N, D_out, H_out, W_out, 3)";
     if (grid.dim() != dims || grid.size(dims - 1) != dims - 2)
-        raise(kName, "grid must be " + points + " for an input of " + std::to_string(dims) +
-                         " dimensions, got " + shape_text(grid));
+        raise(kName, std::string("grid must be ") +
+                         (dims == 4 ? "(N, H_out, W_out, 2)" : "(N, D_out, H_out, W_out, 3)") +
+                         " for an input of " + std::to_string(dims) + " dimensions, got " +
+                         shape_text(grid));
     if (grid.size(0) != input.size(0))
         raise(kName, "grid must have the batch size of input, " + std::to_string(input.size(0)) +
                          ", got " + shape_text(grid) + "; expand it, e.g. grid.expand(" +
@@ -78,28 +79,28 @@ inline GridSampleParams check(const Tensor& input, const Tensor& grid, int64_t i
 
 /// The shape of the output.
 inline Shape output_shape(const Tensor& input, const Tensor& grid) {
-    Shape shape{input.size(0), input.size(1)};
-    for (int64_t d = 1; d < grid.dim() - 1; ++d) shape.push_back(grid.size(d));
+    Shape shape(grid.dim());
+    shape[0] = input.size(0), shape[1] = input.size(1);
+    for (int64_t d = 2; d < grid.dim(); ++d) shape[d] = grid.size(d - 1);
     return shape;
 }
 
 /// Allocates scratch memory and runs the job.
 inline void run(GridSampleParams& p, const Tensor& like) {
     const auto scratch = [&](int64_t bytes) {
-        if (bytes == 0) return Tensor();
-        Tensor memory = new_bytes(like, bytes);
-        p.scratch = memory.data_ptr();
+        std::optional<Tensor> memory;
+        if (bytes > 0) p.scratch = memory.emplace(new_bytes(like, bytes)).data_ptr();
         return memory;
     };
     if (!like.is_cpu()) {
 #ifdef OCTET_CUDA
-        const Tensor memory = scratch(grid_sample_scratch_cuda(&p));
+        const std::optional<Tensor> memory = scratch(grid_sample_scratch_cuda(&p));
         launch(kName, like, p, 0, 1, grid_sample_cpu, grid_sample_cuda);
 #endif
         return;
     }
     p.threads = int32_t(torch::stable::get_num_threads());
-    const Tensor memory = scratch(grid_sample_scratch_cpu(&p));
+    const std::optional<Tensor> memory = scratch(grid_sample_scratch_cpu(&p));
     for (int64_t items; (items = grid_sample_items_cpu(&p)) > 0; ++p.phase)
         launch(kName, like, p, items, 1, grid_sample_cpu, OCTET_CUDA_LAUNCHER(grid_sample_cuda));
 }

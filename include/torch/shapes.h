@@ -1,7 +1,6 @@
 // Shapes of an operator's tensors, checked by named sizes: "(N, 8, F)", "(..., 3)".
 // jit/operators/shapes.py says the same of tensors without data.
 #pragma once
-#include <cctype>
 #include <string>
 #include <string_view>
 
@@ -61,11 +60,14 @@ class Sizes {
         const Tensor* tensor;
     };
 
-    static bool is_name(std::string_view part) { return !isdigit(part[0]); }
+    static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+    static bool is_name(std::string_view part) { return !is_digit(part[0]); }
 
     /// Takes the next of "(N, 8, F), with words behind" off a pattern; false at its end.
     static bool next(std::string_view& rest, std::string_view& part) {
-        const auto is_part = [](char c) { return isalnum(c) || c == '_'; };
+        const auto is_part = [](char c) {  // isalnum(c) asks for the locale
+            return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+        };
         size_t begin = 0;
         while (begin < rest.size() && !is_part(rest[begin]) && rest[begin] != ')') ++begin;
         size_t end = begin;

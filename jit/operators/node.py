@@ -10,7 +10,6 @@ import contextlib
 import importlib.machinery
 import importlib.util
 import sys
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,7 @@ from ..cache import key
 from ..errors import BuildError
 from ..machine import files, settings
 from ..machine.sources import HOME, Sources, Unit
+from ..machine.toolchain import Toolchain
 from . import session
 
 if TYPE_CHECKING:
@@ -146,15 +146,21 @@ class Node:
 
 def _is_possible() -> bool:
     """True where there is a compiler, and a Python with the lock that the library relies on."""
+    import sysconfig
+
     without_lock = sysconfig.get_config_var("Py_GIL_DISABLED")
     return session.SESSIONS[0].toolchain.cxx is not None and not without_lock
+
+
+def _toolchain() -> Toolchain:
+    """Without GPUs: there is nothing for them in it."""
+    return session.SESSIONS[0].toolchain._replace(architectures="")
 
 
 def _recipe() -> Any:
     from .recipe import OperatorRecipe
 
-    ours = session.SESSIONS[0]
-    return OperatorRecipe(UNIT, ours.toolchain, ours.store)
+    return OperatorRecipe(UNIT, _toolchain(), session.SESSIONS[0].store)
 
 
 def _failure() -> Path:
@@ -165,10 +171,11 @@ def _failure() -> Path:
 
 def _found() -> Path | None:
     """The library in the store for this torch, Python and machine; None where there is none."""
-    ours = session.SESSIONS[0]
+    tools = _toolchain()
     with contextlib.suppress(OSError, BuildError):
-        sources = Sources(HOME, ours.toolchain.header_folders)
-        made = ours.found(UNIT, key.manifest(UNIT, ours.toolchain, sources), sources)
+        sources = Sources(HOME, tools.header_folders)
+        inputs = key.manifest(UNIT, tools, sources)
+        made = session.SESSIONS[0].found(UNIT, inputs, tools, sources)
         return _held(made) if made else None
     return None
 

@@ -16,6 +16,7 @@ from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
+from ..machine.toolchain import Toolchain
 from . import schemas
 
 if TYPE_CHECKING:  # which a warm import does without
@@ -113,7 +114,7 @@ class Session:
                 inputs = key.manifest(self.units[name], self.toolchain, sources)
             paths.update(inputs["files"])
             with self.receipt.time(name, "lookup"):
-                found = self.found(self.units[name], inputs, sources)
+                found = self.found(self.units[name], inputs, self.toolchain, sources)
             self.keys[name] = found or key.key(inputs)
             if not found:
                 missing[name] = inputs
@@ -124,7 +125,9 @@ class Session:
             now.remember(self.keys, sorted(paths))
         return missing
 
-    def found(self, unit: units.Unit, inputs: dict, sources: units.Sources) -> str | None:
+    def found(
+        self, unit: units.Unit, inputs: dict, tools: Toolchain, sources: units.Sources
+    ) -> str | None:
         """The key of the build in the store that is made of `inputs`, or serves as well."""
         from ..cache import key
 
@@ -132,7 +135,7 @@ class Session:
             return key.key(inputs)
         for _, recorded in self.store.entries(unit.name):
             made_of = recorded["inputs"]
-            if key.serves(made_of, unit, self.toolchain, sources):
+            if key.serves(made_of, unit, tools, sources):
                 return key.key(made_of)
         return None
 
