@@ -55,9 +55,9 @@ class Node:
             options: `(*tensors, *given)` -> what the registered operator takes behind its tensors;
                 None where there are no options.
             gradients: `(grad_out, tensors, options, need)` -> a gradient or None for each tensor,
-                of which those that are not kept are None.
+                of which those that are not kept are None. Where there is an operator
+                `<name>_backward` that is called instead, but for gradients of gradients.
             spared: whether the first tensor is kept for the gradient to the second alone.
-            backward: whether `<name>_backward` computes the gradients, rather than Python.
         """
 
         def counted(*args: Any) -> Any:
