@@ -46,6 +46,7 @@ def apply_lut3d(image: Tensor, lut: Tensor, interpolation: str = "trilinear") ->
     Source: `apply_lut3d_reference`; the tetrahedra are those of Kasson, Plouffe and Nin, A
     tetrahedral interpolation technique for color space conversion (1993).
     """
+    _check_table(lut)
     return _operator.call(image, lut, interpolation)
 
 
@@ -135,11 +136,16 @@ def _check(interpolation) -> None:
         )
 
 
-def _options(image, lut, interpolation) -> tuple[str]:
-    if lut.dim() == 5:  # (G, S, S, S, 3) is for torch.vmap alone
+def _check_table(lut) -> None:
+    """(G, S, S, S, 3) is for torch.vmap alone."""
+    if isinstance(lut, Tensor) and lut.dim() == 5:
         raise RuntimeError(
             f"apply_lut3d: lut must be (S, S, S, 3), indexed [r, g, b], got {tuple(lut.shape)}"
         )
+
+
+def _options(image, lut, interpolation) -> tuple[str]:
+    _check_table(lut)
     _check(interpolation)
     return (interpolation,)
 
@@ -154,6 +160,13 @@ def _fake(image, lut, interpolation):
     )
     if lut.dim() == 5:
         sizes.match("lut", lut, "(G, S, S, S, 3)")
+        torch._check(
+            image.dim() > 1 and image.shape[0] == lut.shape[0],
+            lambda: (
+                "apply_lut3d: image must have the first dimension of lut (G, S, S, S, 3), "
+                f"{tuple(lut.shape)}, got {tuple(image.shape)}"
+            ),
+        )
     else:
         sizes.match("lut", lut, "(S, S, S, 3), indexed [r, g, b]")
     S = sizes["S"]

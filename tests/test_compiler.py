@@ -4,6 +4,7 @@ import os
 import subprocess
 
 import pytest
+from compiler import install
 
 KERNEL = """#ifndef NUMBER
 #define NUMBER 1
@@ -15,7 +16,8 @@ int answer() { return NUMBER; }
 @pytest.fixture
 def compile_(tmp_path):
     """A function that compiles KERNEL, a header's edit before it; the object, and if it was new."""
-    folder = os.environ["OCTET_COMPILERS"]
+    # One of its own, beside the test's folder: in that of all tests others put objects too.
+    folder = str(install(tmp_path.parent / f"compilers-{tmp_path.name}"))
     environment = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
 
     def run(*words, text=KERNEL, header="", name="a.cpp"):

@@ -65,11 +65,12 @@ def all_of(function, input, grid, *options):
     return out.detach(), *torch.autograd.grad(out, leaves, grad_out)
 
 
-def check(input, grid, *options):
+def check(input, grid, *options, fixed=False):
     """All results lie within rounding of the reference in a wider type.
 
     Coordinates in pixels have rounding errors of the size times eps, in 16-bit types of float32; a
-    result sums up to 16 taps and C channels, a gradient to the input up to P points.
+    result sums up to 16 taps and C channels, a gradient to the input up to P points. `fixed`: sums
+    of 64 bits for the largest that there may be, whose last one is worth more than float64's.
     """
     work = torch.promote_types(input.dtype, torch.float32)
     ours = all_of(grid_sample, input, grid, *options)
@@ -77,7 +78,8 @@ def check(input, grid, *options):
     for x, y in zip(ours, theirs, strict=True):
         fine, own = torch.finfo(work).eps, torch.finfo(x.dtype).eps
         scale = float(y.abs().max()) if y.numel() else 0.0
-        assert_close(x.to(y.dtype), y, rtol=own, atol=max(200 * fine, own * 2**-10) * max(scale, 1))
+        fine = max(200 * fine, own * 2**-10, 2.0**-36 if fixed else 0)
+        assert_close(x.to(y.dtype), y, rtol=own, atol=fine * max(scale, 1))
 
 
 class TestGridSample(OperatorTests):
@@ -233,7 +235,8 @@ def test_strange_coordinates(mode, dims, padding, dtype, device):
                 assert_close(x[chosen], y[chosen], rtol=1e-4, atol=1e-4, equal_nan=True)
             with torch.backends.cudnn.flags(enabled=False):  # cuDNN has rules of its own for NaN
                 theirs = torchs(image, grid, *options)
-            judged = small if device == "cpu" else chosen
+            # A column of images is not asked beyond its ends, whatever its images give.
+            judged = small if device == "cpu" or (mode, dims) == ("bicubic", 3) else chosen
             assert_close(
                 ours[0].movedim(1, -1)[judged], theirs.movedim(1, -1)[judged],
                 rtol=1e-4, atol=1e-4, equal_nan=True,
@@ -424,13 +427,14 @@ def test_bicubic_volumes_of_a_size(dtype, C, last, device):
     """Many points to a pixel and few; where sums in the order of the machine and in a fixed one are
     both within rounding, and the latter have the same bits in every run.
     """
-    for size, points in (((9, 10, 11), (6, 9, 13)), ((30, 31, 33), (2, 3, 5))):
+    few = (2, 3, 5) if dtype.itemsize > 2 else (7, 8, 9)  # fewer are summed in 16 bits on a GPU
+    for size, points in (((9, 10, 11), (6, 9, 13)), ((30, 31, 33), few)):
         input, grid = sample((2, C, *size), points, device, dtype)
         input = input.contiguous(memory_format=LAST[3]) if last else input
         check(input, grid, "bicubic", "border")
         torch.use_deterministic_algorithms(True)
         try:
-            check(input, grid, "bicubic", "zeros", True)
+            check(input, grid, "bicubic", "zeros", True, fixed=device == "cuda")
             runs = [all_of(grid_sample, input, grid, "bicubic") for _ in range(3)]
             assert all(all(map(torch.equal, runs[0], run)) for run in runs)
             runs = [

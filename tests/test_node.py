@@ -247,6 +247,7 @@ def test_transforms_and_modes(operator):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own
 def test_compiled(operator):
     """torch.compile sees the operator, without a break; compiled autograd takes the node."""
     name, call, leaves = operator

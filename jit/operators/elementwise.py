@@ -104,6 +104,10 @@ def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
     return torch.empty_like(tensors[0])
 
 
+class _Mask(tuple):
+    """One argument, for torch.func, which takes a tuple or a list to pieces."""
+
+
 def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
     """The backward by the operator's own kernel, differentiable to any order."""
     operator, several = registered(f"{name}_backward"), len(names) > 1
@@ -158,7 +162,7 @@ def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
     def backward(grad_out, inputs, mask):
         if not several:
             return (call(grad_out, *inputs) if mask[0] else None,)
-        mask = [bool(wanted) for wanted in mask]
+        mask = _Mask(map(bool, mask))
         return asked(mask, call(grad_out, *inputs, mask))
 
     return backward

@@ -4,6 +4,8 @@
 
 namespace {
 
+constexpr int kRow = 64;  // channels of a row taken at a time
+
 /// A block of points: their taps along each axis, what is read for them and what is written. z has
 /// one tap in two dimensions.
 template <typename A>
@@ -74,7 +76,7 @@ struct Points {
                         p.grad_out_points, first, count, to);
         });
     }
-    /// A channel of the output, from elements `step` apart.
+    /// A channel of the output, from neighbouring elements or a column of rows of kRow.
     NOINLINE void write_out(int64_t c, const A* from, int step) const {
         dispatch_to_A([&](auto element) {
             using T = decltype(element);
@@ -82,7 +84,7 @@ struct Points {
             if (step == 1)
                 for (int i = 0; i < count; ++i) to[i] = store<T>(from[i]);
             else
-                for (int i = 0; i < count; ++i) to[i] = store<T>(from[i * step]);
+                for (int i = 0; i < count; ++i) to[i] = store<T>(from[i * kRow]);
         });
     }
     /// The gradients by x, y and z.

@@ -16,7 +16,7 @@ struct CubicBlock : Points<A> {
     template <int L>
     using Vector = typename Lanes<A, L>::type;
     using Quad = Vector<4>;
-    static constexpr int kGroup = 64, kMost = 3;  // channels of rows at a time; side by side
+    static constexpr int kMost = 3;  // channels side by side
     using Points<A>::p, Points<A>::count, Points<A>::axis, Points<A>::image, Points<A>::outermost;
 
     const int depth, orders;  // taps along z; how often weights are derived, and themselves
@@ -24,7 +24,7 @@ struct CubicBlock : Points<A> {
     A direction[3][kBlock];             // what arrives for grad_grid
     alignas(64) A lanes[3][kBlock][4];  // x's weights, slopes and curves by point
     A grads[kMost][kBlock];             // grad_out of channels by planes
-    A grad_rows[kBlock][kGroup];        // and by rows
+    A grad_rows[kBlock][kRow];          // and by rows
 
     explicit CubicBlock(const GridSampleParams& params)
         : Points<A>(params, params.grad_out != nullptr),
@@ -88,14 +88,19 @@ struct CubicBlock : Points<A> {
     }
 };
 
-/// Calls `body` with how many channels are a vector, and the first of these, up to `channels`.
+/// Calls `body` with how many channels are a vector, the first of these, and how many of them it
+/// has had before: the last vector reaches back where fewer are left than it takes.
 template <typename Body>
 void each_vector(int channels, const Body& body) {
     using std::integral_constant;
     int k = 0;
-    for (; k + 8 <= channels; k += 8) body(integral_constant<int, 8>(), k);
-    for (; k + 4 <= channels; k += 4) body(integral_constant<int, 4>(), k);
-    for (; k < channels; ++k) body(integral_constant<int, 1>(), k);
+    for (; k + 8 <= channels; k += 8) body(integral_constant<int, 8>(), k, 0);
+    if (channels - k > 4 && channels > 8)
+        return body(integral_constant<int, 8>(), channels - 8, k + 8 - channels);
+    for (; k + 4 <= channels; k += 4) body(integral_constant<int, 4>(), k, 0);
+    if (k < channels && channels > 4)
+        return body(integral_constant<int, 4>(), channels - 4, k + 4 - channels);
+    for (; k < channels; ++k) body(integral_constant<int, 1>(), k, 0);
 }
 
 }  // namespace

@@ -4,15 +4,47 @@
 
 namespace {
 
-/// What is sampled at a point, derived a, b and c times by z, y and x; a + b + c <= kOrder.
+/// What is sampled at a point: `at<a, b, c>()` derived a, b and c times by z, y and x, where
+/// a + b + c <= kOrder. Here of channels that are a vector.
 template <typename V, int kOrder>
-struct Jet {
-    V at[kOrder + 1][kOrder + 1][kOrder + 1];
+struct VectorJet {
+    V sum[kOrder + 1][kOrder + 1][kOrder + 1];
 
-    const V& value() const { return at[0][0][0]; }
-    const V& by(int d) const { return at[d == 0][d == 1][d == 2]; }
-    const V& by(int d, int e) const {
-        return at[(d == 0) + (e == 0)][(d == 1) + (e == 1)][(d == 2) + (e == 2)];
+    template <int a, int b, int c>
+    V at() const {
+        return sum[a][b][c];
+    }
+};
+
+/// Of K channels side by side: the sums along z and y, K vectors of four to a row; those along x
+/// are made when asked for.
+template <typename A, int kOrder, int K>
+struct RowsJet {
+    using Quad = typename Lanes<A, 4>::type;
+    using Mask = typename Lanes<std::conditional_t<sizeof(A) == 4, int32_t, int64_t>, 4>::type;
+    Quad sum[kOrder + 1][kOrder + 1][K];
+    const A (*lanes)[kBlock][4];
+    int i;
+
+    template <int a, int b, int c>
+    auto at() const {
+        const Quad weights = load_lanes<Quad>(lanes[c][i]);
+        if constexpr (K == 1) {
+            const Quad four = sum[a][b][0] * weights;
+            return (four[0] + four[1]) + (four[2] + four[3]);
+        } else {
+            A each[4 * K];
+            for (int q = 0; q < K; ++q) {
+                const int l = 4 * q;  // lanes of the row are channels of pixel l / K
+                const Mask pixel{l / K, (l + 1) / K, (l + 2) / K, (l + 3) / K};
+                const Quad four = sum[a][b][q] * __builtin_shuffle(weights, pixel);
+                memcpy(each + l, &four, sizeof(four));
+            }
+            Quad channels{};
+            for (int k = 0; k < K; ++k)
+                channels[k] = (each[k] + each[K + k]) + (each[2 * K + k] + each[3 * K + k]);
+            return channels;
+        }
     }
 };
 
@@ -21,16 +53,15 @@ class CubicPoints {
     template <int L>
     using Vector = typename Lanes<A, L>::type;
     using Quad = Vector<4>;
-    using Mask = typename Lanes<std::conditional_t<sizeof(A) == 4, int32_t, int64_t>, 4>::type;
 
     CubicBlock<A>& block;
     const GridSampleParams& p;
     const Fields& fields;
     const bool second, typed;  // a derivative of the backward; fields that are read have elements A
-    Places input, upstream;
+    Places input, upstream, gathered;  // the last: point L is of L channels in `pixels`
     A to_grid[3][kBlock];
-    A outs[CubicBlock<A>::kMost][kBlock];       // of channels by planes
-    A out_rows[kBlock][CubicBlock<A>::kGroup];  // and by rows
+    A outs[CubicBlock<A>::kMost][kBlock];  // of channels by planes
+    A out_rows[kBlock][kRow];              // and by rows
     alignas(64) A pixels[64 * 8];
 
     /// The pixels of point i, in the order z, y, x, zeros for those outside.
@@ -59,130 +90,151 @@ class CubicPoints {
     /// Where a point's pixels are: in the field, or gathered from it.
     struct Source {
         const A* data;
-        const int64_t* offset[3];
-        int64_t step;
+        const Places& places;
+        int i;
+
+        int64_t along(int axis, int k) const { return places.offset[axis][k][i]; }
     };
     template <int L>
     Source source(const void* in, const Places& at, int i) {
-        static constexpr int64_t kOffset[3][4] = {
-            {0, 16 * L, 32 * L, 48 * L}, {0, 4 * L, 8 * L, 12 * L}, {0, L, 2 * L, 3 * L}};
-        if (at.plain[i])
-            return {static_cast<const A*>(in),
-                    {at.offset[0][0] + i, at.offset[1][0] + i, at.offset[2][0] + i},
-                    kBlock};
+        if (at.plain[i]) return {static_cast<const A*>(in), at, i};
         gather<L>(in, at, i);
-        return {pixels, {kOffset[0], kOffset[1], kOffset[2]}, 1};
+        return {pixels, gathered, L};
     }
 
     /// K channels side by side: a row is K vectors of four.
     template <int kOrder, int K>
-    void contract(const Source& in, int i, Jet<A, kOrder> (&jet)[K]) const {
-        Quad total[kOrder + 1][kOrder + 1][K] = {};
+    void contract(const Source& in, int i, RowsJet<A, kOrder, K>& jet) const {
+        Quad all[kOrder + 1][kOrder + 1][K] = {};
+        const A* const first = in.data + in.along(2, 0);
         for (int z = 0; z < block.depth; ++z) {
-            const A* plane = in.data + in.offset[0][z * in.step] + in.offset[2][0];
+            const A* const plane = first + in.along(0, z);
             Quad sum[kOrder + 1][K] = {};
+#pragma GCC unroll 4
             for (int y = 0; y < 4; ++y) {
-                const A* row = plane + in.offset[1][y * in.step];
+                const A* row = plane + in.along(1, y);
+#pragma GCC unroll 4
                 for (int q = 0; q < K; ++q) {
                     const Quad four = load_lanes<Quad>(row + 4 * q);
+#pragma GCC unroll 4
                     for (int b = 0; b <= kOrder; ++b) sum[b][q] += block.shares(b, 1, y)[i] * four;
                 }
             }
+#pragma GCC unroll 4
             for (int a = 0; a <= kOrder; ++a)
+#pragma GCC unroll 4
                 for (int b = 0; a + b <= kOrder; ++b)
+#pragma GCC unroll 4
                     for (int q = 0; q < K; ++q)
-                        total[a][b][q] += block.shares(a, 0, z)[i] * sum[b][q];
+                        all[a][b][q] += block.shares(a, 0, z)[i] * sum[b][q];
         }
-        for (int a = 0; a <= kOrder; ++a)
-            for (int b = 0; a + b <= kOrder; ++b)
-                for (int c = 0; a + b + c <= kOrder; ++c) {
-                    const Quad weights = load_lanes<Quad>(block.lanes[c][i]);
-                    A each[4 * K];
-                    for (int q = 0; q < K; ++q) {
-                        const int l = 4 * q;  // lanes of the row are channels of pixel l / K
-                        const Quad product =
-                            total[a][b][q] *
-                            __builtin_shuffle(weights,
-                                              Mask{l / K, (l + 1) / K, (l + 2) / K, (l + 3) / K});
-                        memcpy(each + l, &product, sizeof(product));
-                    }
-                    for (int k = 0; k < K; ++k)
-                        jet[k].at[a][b][c] =
-                            (each[k] + each[K + k]) + (each[2 * K + k] + each[3 * K + k]);
-                }
+        memcpy(jet.sum, all, sizeof(all));
+        jet.lanes = block.lanes, jet.i = i;
     }
-    /// L channels as a vector.
+    /// Channels as a vector.
     template <int kOrder, typename V>
-    void contract(const Source& in, int i, Jet<V, kOrder>& jet) const {
-        jet = {};
+    void contract(const Source& in, int i, VectorJet<V, kOrder>& jet) const {
+        V all[kOrder + 1][kOrder + 1][kOrder + 1] = {};
         for (int z = 0; z < block.depth; ++z) {
-            const A* plane = in.data + in.offset[0][z * in.step];
+            const A* const plane = in.data + in.along(0, z);
             V sum[kOrder + 1][kOrder + 1] = {};
+#pragma GCC unroll 4
             for (int y = 0; y < 4; ++y) {
-                const A* row = plane + in.offset[1][y * in.step];
+                const A* row = plane + in.along(1, y);
                 V mixed[kOrder + 1] = {};
+#pragma GCC unroll 4
                 for (int x = 0; x < 4; ++x) {
-                    const V pixel = load_lanes<V>(row + in.offset[2][x * in.step]);
+                    const V pixel = load_lanes<V>(row + in.along(2, x));
+#pragma GCC unroll 4
                     for (int c = 0; c <= kOrder; ++c) mixed[c] += block.lanes[c][i][x] * pixel;
                 }
+#pragma GCC unroll 4
                 for (int b = 0; b <= kOrder; ++b)
+#pragma GCC unroll 4
                     for (int c = 0; b + c <= kOrder; ++c)
                         sum[b][c] += block.shares(b, 1, y)[i] * mixed[c];
             }
+#pragma GCC unroll 4
             for (int a = 0; a <= kOrder; ++a)
+#pragma GCC unroll 4
                 for (int b = 0; a + b <= kOrder; ++b)
+#pragma GCC unroll 4
                     for (int c = 0; a + b + c <= kOrder; ++c)
-                        jet.at[a][b][c] += block.shares(a, 0, z)[i] * sum[b][c];
+                        all[a][b][c] += block.shares(a, 0, z)[i] * sum[b][c];
         }
+        memcpy(jet.sum, all, sizeof(all));
     }
 
-    static A total(A x) { return x; }
+    static A total(A x, int) { return x; }
     template <typename V>
-    static A total(V x) {
+    static A total(const V& x, int from) {
         A sum = 0;
-        for (size_t l = 0; l < sizeof(V) / sizeof(A); ++l) sum += x[l];
+        constexpr int kLanes = sizeof(V) / sizeof(A);
+        if (from == 0)
+            for (int l = 0; l < kLanes; ++l) sum += x[l];
+        else
+            for (int l = from; l < kLanes; ++l) sum += x[l];
         return sum;
     }
-    /// What the jet of a field adds to the results at point i. `kSlanted`: the field is weighted by
-    /// the derivative of the weights along `direction`.
-    template <bool kSlanted, int kOrder, typename V>
-    void add(const Jet<V, kOrder>& jet, int i, const V& grad, V& out) {
-        if (!kSlanted) out += jet.value();
+    /// Calls `body` with each axis as a constant.
+    template <typename Body>
+    void each_axis(const Body& body) const {
+        if (block.outermost == 0) body(std::integral_constant<int, 0>());
+        body(std::integral_constant<int, 1>()), body(std::integral_constant<int, 2>());
+    }
+    /// What the jet of a field adds to the results at point i, but for the first `had` lanes.
+    /// `kSlanted`: the field is weighted by the derivative of the weights along `direction`.
+    template <bool kSlanted, int kOrder, typename Jet, typename V>
+    void add(const Jet& jet, int i, const V& grad, V& out, int had) {
+        if (!kSlanted && p.out) out += jet.template at<0, 0, 0>();
         if constexpr (kOrder > 0)
-            for (int d = block.outermost; d < 3; ++d) {
-                V slope{};
+            each_axis([&](auto axis) {
+                constexpr int d = decltype(axis)::value;
+                V slope = jet.template at<d == 0, d == 1, d == 2>();
                 if constexpr (kSlanted) {
-                    out += block.direction[d][i] * jet.by(d);
-                    for (int e = block.outermost; e < 3; ++e)
-                        slope += block.direction[e][i] * jet.by(d, e);
-                } else {
-                    slope = jet.by(d);
+                    out += block.direction[d][i] * slope;
+                    slope = V{};
+                    each_axis([&](auto other) {
+                        constexpr int e = decltype(other)::value;
+                        slope += block.direction[e][i] *
+                                 jet.template at<(d == 0) + (e == 0), (d == 1) + (e == 1),
+                                                 (d == 2) + (e == 2)>();
+                    });
                 }
-                to_grid[2 - d][i] += total(grad * slope);
-            }
+                to_grid[2 - d][i] += total(grad * slope, had);
+            });
     }
     template <bool kSlanted, int kOrder, int K>
     NOINLINE void visit_planes(const void* in, const Places& at) {
         for (int i = 0; i < block.count; ++i) {
-            Jet<A, kOrder> jet[K];
-            contract<kOrder, K>(source<K>(in, at, i), i, jet);
-            for (int k = 0; k < K; ++k) add<kSlanted>(jet[k], i, block.grads[k][i], outs[k][i]);
+            RowsJet<A, kOrder, K> jet;
+            contract(source<K>(in, at, i), i, jet);
+            if constexpr (K == 1) {
+                add<kSlanted, kOrder>(jet, i, block.grads[0][i], outs[0][i], 0);
+            } else {
+                Quad grad{}, out{};
+                for (int k = 0; k < K; ++k) grad[k] = block.grads[k][i];
+                add<kSlanted, kOrder>(jet, i, grad, out, 0);
+                for (int k = 0; k < K; ++k) outs[k][i] += out[k];
+            }
         }
     }
     template <bool kSlanted, int kOrder, int L>
-    void visit_vector(const A* in, const Places& at, int i, int k) {
+    void visit_vector(const A* in, const Places& at, int i, int k, int had) {
         using V = Vector<L>;
-        Jet<V, kOrder> jet;
+        VectorJet<V, kOrder> jet;
         contract(source<L>(in + k, at, i), i, jet);
-        V out = load_lanes<V>(out_rows[i] + k);
-        add<kSlanted>(jet, i, load_lanes<V>(block.grad_rows[i] + k), out);
+        const V before = load_lanes<V>(out_rows[i] + k);
+        V out = before;
+        add<kSlanted, kOrder>(jet, i, load_lanes<V>(block.grad_rows[i] + k), out, had);
+        for (int l = 0; l < had; ++l) out[l] = before[l];
         memcpy(out_rows[i] + k, &out, sizeof(V));
     }
     template <bool kSlanted, int kOrder>
     NOINLINE void visit_rows(const A* in, const Places& at, int channels) {
         for (int i = 0; i < block.count; ++i)
-            each_vector(channels, [&](auto lanes, int k) {
-                visit_vector<kSlanted, kOrder, decltype(lanes)::value>(in, at, i, k);
+            each_vector(channels, [&](auto lanes, int k, int had) {
+                visit_vector<kSlanted, kOrder, decltype(lanes)::value>(in, at, i, k, had);
             });
     }
 
@@ -221,8 +273,8 @@ class CubicPoints {
     }
     template <bool kSecond>
     NOINLINE void points_by_rows() {
-        for (int64_t c = 0; c < p.C; c += CubicBlock<A>::kGroup) {
-            const int channels = int(std::min<int64_t>(CubicBlock<A>::kGroup, p.C - c));
+        for (int64_t c = 0; c < p.C; c += kRow) {
+            const int channels = int(std::min<int64_t>(kRow, p.C - c));
             block.read_grad_rows(c, channels);
             for (int i = 0; i < block.count; ++i) std::fill_n(out_rows[i], channels, A(0));
             each_field<kSecond>([&](const Field& f, const Places& at, auto slanted, auto order) {
@@ -230,8 +282,7 @@ class CubicPoints {
                     static_cast<const A*>(image_of(f, c)), at, channels);
             });
             if (p.out)
-                for (int k = 0; k < channels; ++k)
-                    block.write_out(c + k, out_rows[0] + k, CubicBlock<A>::kGroup);
+                for (int k = 0; k < channels; ++k) block.write_out(c + k, out_rows[0] + k, kRow);
         }
     }
     /// Channel c of the image in a field that is read.
@@ -246,19 +297,23 @@ class CubicPoints {
           p(block.p),
           fields(fields),
           second(p.to_grad_input || p.to_grad_grid),
-          typed(fields.copy || p.dtype == DType::kFloat || p.dtype == DType::kDouble) {}
+          typed(fields.copy || p.dtype == DType::kFloat || p.dtype == DType::kDouble) {
+        for (const int L : {1, 2, 3, 4, 8})
+            for (int tap = 0; tap < 4; ++tap) {
+                gathered.offset[0][tap][L] = 16 * L * tap;
+                gathered.offset[1][tap][L] = 4 * L * tap, gathered.offset[2][tap][L] = L * tap;
+            }
+    }
 
     /// What is wanted at the points of the block.
     NOINLINE void run() {
-        // C channels that are all there is in a pixel, as in a photograph.
-        const auto packed = [&](const Field& f) {
-            return !f.data || (f.stride[1] == 1 && f.stride[4] == p.C);
-        };
-        const bool rows = second && !p.to_grad_grid ? fields.upstream.rows : fields.input.rows;
-        const bool side_by_side =
-            typed && !rows && (p.C == 2 || p.C == 3) && !second && packed(fields.input);
+        const Field& in = fields.input;
+        const bool rows = second && !p.to_grad_grid ? fields.upstream.rows : in.rows;
+        // Few channels that are all there is in a pixel.
+        const bool side_by_side = typed && !second && !rows && (p.C == 2 || p.C == 3) &&
+                                  in.stride[1] == 1 && in.stride[4] == p.C;
         const int64_t side = !typed ? 0 : side_by_side ? p.C : 1;
-        if (!second || p.to_grad_grid) block.locate(fields.input, side, input);
+        if (!second || p.to_grad_grid) block.locate(in, side, input);
         if (p.to_grad_input) block.locate(fields.upstream, side, upstream);
         if (p.grad_grid) std::fill_n(to_grid[0], 3 * kBlock, A(0));
         if (second)

@@ -57,8 +57,10 @@ class CubicScatter {
             }
     }
     template <int L>
-    static void add_rows(A* to, const int64_t* at, const A* share, int count, const A* grad) {
-        const auto g = load_lanes<Vector<L>>(grad);
+    static void add_rows(A* to, const int64_t* at, const A* share, int count, const A* grad,
+                         int had) {
+        auto g = load_lanes<Vector<L>>(grad);
+        for (int l = 0; l < had; ++l) g[l] = 0;
         for (int m = 0; m < count; ++m) {
             const auto sum = load_lanes<Vector<L>>(to + at[m]) + share[m] * g;
             memcpy(to + at[m], &sum, sizeof(sum));
@@ -81,9 +83,9 @@ class CubicScatter {
                         count += ox >= 0;
                     }
                 }
-            each_vector(channels, [&](auto lanes, int k) {
+            each_vector(channels, [&](auto lanes, int k, int had) {
                 add_rows<decltype(lanes)::value>(to + k, place, share, count,
-                                                 block.grad_rows[i] + k);
+                                                 block.grad_rows[i] + k, had);
             });
         }
     }
@@ -95,9 +97,9 @@ class CubicScatter {
                 scatter_plane<kSlanted>(image_of(c), block.grads[0]);
             }
         else
-            for (int64_t c = part.channels[0]; c < part.channels[1]; c += CubicBlock<A>::kGroup) {
-                const int64_t left = part.channels[1] - c, most = CubicBlock<A>::kGroup;
-                const int channels = int(std::min(most, left));
+            for (int64_t c = part.channels[0]; c < part.channels[1]; c += kRow) {
+                const int64_t left = part.channels[1] - c;
+                const int channels = int(std::min<int64_t>(kRow, left));
                 block.read_grad_rows(c, channels);
                 scatter_rows<kSlanted>(image_of(c), channels);
             }

@@ -81,14 +81,16 @@ struct Plan : Fields {
         // from each other in a volume of several channels, or in a large image of many.
         const bool keys = p.interpolation == Interpolation::kCubic, wide = p.C * V > kLarge;
         cubic = keys && (p.D == 3 || p.to_grad_input || p.to_grad_grid);
-        const bool misses = cubic      ? p.C >= 4
+        // Bicubic volumes are read and added to more quickly by rows, too, where points are many.
+        const bool many = !cubic || p.P * 4 >= V;
+        const bool misses = cubic      ? p.C >= 4 && many
                             : p.D == 3 ? p.C >= 4 && p.scattered
                             : keys     ? p.C >= 32 && p.C * V * element > 1 << 20
                                        : p.C >= 16 && wide && p.scattered && !flat;
         copy = reads && dense && (misses || !exact) &&
                !(exact && input.rows && (!upstream.data || upstream.rows));
         const bool adds_rows =
-            p.D == 3 || keys ? p.C >= 4 : p.C >= 8 && (p.scattered || !wide) && !flat;
+            p.D == 3 || keys ? p.C >= 4 && many : p.C >= 8 && (p.scattered || !wide) && !flat;
         sum = p.grad_input && (!exact || (dense && adds_rows && !target.rows));
         if (!copy && (!exact || (upstream.data && input.rows != upstream.rows)))
             input.rows = upstream.rows = false;

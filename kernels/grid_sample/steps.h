@@ -5,8 +5,6 @@
 
 namespace {
 
-constexpr int kRow = 64;  // channels of a row taken at a time
-
 /// All steps on points, in the accumulating type A.
 template <typename A>
 class Steps {

@@ -206,18 +206,18 @@ __global__ void __launch_bounds__(kThreads)
     });
 }
 
-/// Whether table and grad_out are words of kWidth features.
-bool whole_words(const HashGridParams& p) {
+/// Whether what a kernel reads, table or grad_out or both, is words of kWidth features.
+bool whole_words(const HashGridParams& p, bool table, bool grad_out) {
     const int V = p.dtype == DType::kDouble ? kWidth<double> : kWidth<float>;
-    return p.F % V == 0 && whole_table(p, V) && (!p.grad_out || whole_grad_out(p, V));
+    return p.F % V == 0 && (!table || whole_table(p, V)) && (!grad_out || whole_grad_out(p, V));
 }
 
 /// Calls `body` with an element.
 template <typename Body>
 void by_type(const HashGridParams& p, const Body& body) {
-    p.dtype == DType::kDouble  ? body(double{})
-    : p.dtype == DType::kFloat ? body(float{})
-                               : body(Short{});
+    if (p.dtype == DType::kDouble) return body(double{});
+    if (p.dtype == DType::kFloat) return body(float{});
+    body(Short{});
 }
 
 unsigned blocks_of(const HashGridParams& p, int group) {
@@ -231,7 +231,7 @@ const char* hash_grid_any_cuda(const HashGridParams* p, void* stream) {
     const dim3 grid(blocks_of(*p, group), unsigned(ceil_div(p->L, group)));
     by_type(*p, [&](auto element) {
         encode_any_kernel<decltype(element)>
-            <<<grid, kThreads, 0, cudaStream_t(stream)>>>(*p, group, whole_words(*p));
+            <<<grid, kThreads, 0, cudaStream_t(stream)>>>(*p, group, whole_words(*p, true, false));
     });
     return launch_error();
 }
@@ -241,7 +241,7 @@ const char* hash_grid_points_any_cuda(const HashGridParams* p, void* stream) {
     const dim3 grid(blocks_of(*p, group), unsigned(ceil_div(p->L, group)));
     by_type(*p, [&](auto element) {
         points_any_kernel<decltype(element)>
-            <<<grid, kThreads, 0, cudaStream_t(stream)>>>(*p, group, whole_words(*p));
+            <<<grid, kThreads, 0, cudaStream_t(stream)>>>(*p, group, whole_words(*p, true, true));
         sum_groups<Acc<decltype(element)>>(*p, cudaStream_t(stream));
     });
     return launch_error();
@@ -253,6 +253,6 @@ void hash_grid_table_any_cuda(const HashGridParams* p, int first, void* sums,
     by_type(*p, [&](auto element) {
         using T = decltype(element);
         table_any_kernel<T><<<blocks_of(*p, group), kThreads, 0, cudaStream_t(stream)>>>(
-            *p, first, group, whole_words(*p), static_cast<Acc<T>*>(sums), memory);
+            *p, first, group, whole_words(*p, false, true), static_cast<Acc<T>*>(sums), memory);
     });
 }
