@@ -24,6 +24,7 @@ LONGEST = (
         "interrupted_edits",
         "reload",
         "hostile",
+        "node_builds",
         "new",
         "install",
         "notebook",

@@ -84,7 +84,6 @@ def elementwise(
         kept=tuple(i in kept for i in range(len(names))),
         options=None,
         gradients=lambda grad_out, inputs, _, need: gradients(grad_out, *inputs, mask=need),
-        backward=gradient is None,
     )
     bw = backward_form(function, names, gradients, default=(True,) * len(names))
     return way, forward_form(function), bw, *_arguments(len(names))

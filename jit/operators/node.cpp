@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ using c10::DispatchKeySet;
 using c10::IValue;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
+using NodePointer = decltype(torch::autograd::Edge::function);  // from torch 2.15 on another one
 
 /// A reference that is given back at the end of its scope.
 struct Held {
@@ -53,14 +55,13 @@ struct Operator {
     std::string name;
     c10::OperatorHandle forward;
     std::optional<c10::OperatorHandle> backward;
-    size_t tensors;       // that gradients go to
-    bool spared;          // whether the first is kept for the gradient to the second alone
-    PyObject* kept;       // tuple of flags: which tensors the backward needs
-    PyObject* options;    // (*tensors, *given) -> what X takes behind its tensors, or None
-    PyObject* gradients;  // (grad_out, tensors, options, need) -> gradients
-    PyObject* slow;       // the operator in Python
-    std::vector<From> rest;
-    std::array<Options, 4> known;
+    size_t tensors = 0;   // that gradients go to
+    bool spared = false;  // whether the first is kept for the gradient to the second alone
+    // Python's: a tuple of flags, which tensors the backward needs; (*tensors, *given) -> what X
+    // takes behind its tensors, or null; (grad_out, tensors, options, need) -> gradients; X itself.
+    PyObject *kept = nullptr, *options = nullptr, *gradients = nullptr, *slow = nullptr;
+    std::vector<From> rest = {};
+    std::array<Options, 4> known = {};
     size_t next = 0;  // of `known`, to be forgotten
 };
 
@@ -73,8 +74,17 @@ bool is_plain(const Tensor& x) {
     return x.defined() && !(x.key_set().raw_repr() & others) && !x._fw_grad(/*level=*/0).defined();
 }
 
+/// Keys without that of dimensions' names, which nodes are run without; torch 2.15 has none.
+template <typename Key>
+std::enable_if_t<sizeof(Key::Named), DispatchKeySet> without_names(DispatchKeySet keys, int) {
+    return keys.remove(Key::Named);
+}
+template <typename Key>
+DispatchKeySet without_names(DispatchKeySet keys, long) {
+    return keys;
+}
+
 /// Whether nothing has been asked of torch's dispatcher in this thread but, maybe, inference mode.
-/// Names of dimensions, which nodes are run without, our operators do not have.
 bool is_plain_here() {
     const auto now = c10::impl::tls_local_dispatch_key_set();
     DispatchKeySet included = c10::default_included_set, excluded = c10::default_excluded_set;
@@ -82,7 +92,7 @@ bool is_plain_here() {
         included = included.remove(DispatchKey::ADInplaceOrView);
         excluded = excluded | c10::autograd_dispatch_keyset;
     }
-    return now.included_ == included && now.excluded_.remove(DispatchKey::Named) == excluded;
+    return now.included_ == included && without_names<DispatchKey>(now.excluded_, 0) == excluded;
 }
 
 PyObject* to_python(const IValue& x) {
@@ -204,11 +214,9 @@ struct Gradient : torch::autograd::Node {
     }
 
     variable_list apply(variable_list&& arriving) override {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        const std::vector<bool> need = needed();
         const Tensor grad_out =
             arriving[0].defined() ? arriving[0] : input_metadata(0).zeros_like();
-        return gradients(op, options, grad_out, unpacked(), need);
+        return gradients(op, options, grad_out, unpacked(), needed());
     }
 
     // What compiled autograd asks of a node: its facts, and a call that it can put into a graph.
@@ -252,7 +260,8 @@ struct Gradient : torch::autograd::Node {
         for (size_t i = 0; i < need.size(); ++i) need[i] = task_should_compute_output(i);
         return need;
     }
-    variable_list unpacked() const {
+    variable_list unpacked() {
+        const std::lock_guard<std::mutex> lock(mutex_);
         variable_list tensors;
         tensors.reserve(saved.size());
         for (const SavedVariable& x : saved) tensors.push_back(x.unpack());
@@ -302,7 +311,7 @@ const std::vector<IValue>* options_of(Operator& op, PyObject* const* args, size_
 Tensor quick(Operator& op, PyObject* const* args, size_t count) {
     if (count < op.tensors) return {};
     constexpr int64_t kFew = 1024;
-    bool wanted = false, on_cpu = true;
+    bool wanted = false, on_cpu = true, floating = true;
     int64_t elements = 0;
     torch::jit::Stack stack;
     stack.reserve(op.forward.schema().arguments().size());
@@ -312,11 +321,13 @@ Tensor quick(Operator& op, PyObject* const* args, size_t count) {
         if (!is_plain(x)) return {};
         wanted |= x.requires_grad();
         on_cpu &= x.is_cpu();
+        floating &= at::isFloatingType(x.scalar_type());
         elements += x.numel();
         stack.emplace_back(x);
     }
     if (!is_plain_here() || at::impl::torch_function_mode_enabled()) return {};
     wanted &= at::GradMode::is_enabled();
+    if (wanted && !floating) return {};
     const std::vector<IValue>* options = options_of(op, args, count);
     if (!options) return {};
     stack.insert(stack.end(), options->begin(), options->end());
@@ -331,22 +342,20 @@ Tensor quick(Operator& op, PyObject* const* args, size_t count) {
     }
     Tensor out = std::move(stack[0]).toTensor();
     if (!wanted) return out;
-    if (!at::isFloatingType(out.scalar_type())) return {};
-    const auto node = std::make_shared<Gradient>(op, kept);
+    auto made = std::make_unique<Gradient>(op, kept);
+    std::vector<SavedVariable>& saved = made->saved;
+    const NodePointer node(std::unique_ptr<torch::autograd::Node>(std::move(made)));
     torch::autograd::edge_list edges;
     edges.reserve(op.tensors);
-    for (size_t i = 0; i < op.tensors; ++i) {
-        const Tensor& x = THPVariable_Unpack(args[i]);
-        edges.push_back(x.requires_grad() ? torch::autograd::impl::gradient_edge(x)
-                                          : torch::autograd::Edge());
-    }
-    node->saved.reserve(op.tensors);
+    for (size_t i = 0; i < op.tensors; ++i)
+        edges.push_back(torch::autograd::impl::gradient_edge(THPVariable_Unpack(args[i])));
+    saved.reserve(op.tensors);
     for (size_t i = 0; i < op.tensors; ++i) {
         const bool spared = op.spared && i == 0 && !edges[1].is_valid();
         if (PyTuple_GET_ITEM(op.kept, Py_ssize_t(i)) == Py_True && !spared)
-            node->saved.emplace_back(THPVariable_Unpack(args[i]), /*is_output=*/false);
+            saved.emplace_back(THPVariable_Unpack(args[i]), /*is_output=*/false);
         else
-            node->saved.emplace_back();
+            saved.emplace_back();
     }
     node->set_next_edges(std::move(edges));
     torch::autograd::set_history(out, node);
@@ -386,33 +395,26 @@ std::vector<Operator::From> rest_of(const c10::FunctionSchema& schema, size_t te
 }
 
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject* named) {
-    static const char* words[] = {"name", "kept",   "options",  "gradients",
-                                  "slow", "spared", "backward", nullptr};
+    static const char* words[] = {"name", "kept",   "options", "gradients",
+                                  "slow", "spared", nullptr};
     const char* name = nullptr;
     PyObject *kept, *options, *gradients, *slow;
-    int spared = 0, with_backward = 1;
-    if (!PyArg_ParseTupleAndKeywords(args, named, "sO!OOO|pp", const_cast<char**>(words), &name,
-                                     &PyTuple_Type, &kept, &options, &gradients, &slow, &spared,
-                                     &with_backward))
+    int spared = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "sO!OOO|p", const_cast<char**>(words), &name,
+                                     &PyTuple_Type, &kept, &options, &gradients, &slow, &spared))
         return nullptr;
     try {
-        auto& dispatcher = c10::Dispatcher::singleton();
         const std::string forward = std::string("octet::") + name;
-        std::optional<c10::OperatorHandle> backward;
-        if (with_backward)
-            backward = dispatcher.findSchemaOrThrow((forward + "_backward").c_str(), "");
-        auto* op = new Operator{name,
-                                dispatcher.findSchemaOrThrow(forward.c_str(), ""),
-                                backward,
-                                size_t(PyTuple_GET_SIZE(kept)),
-                                bool(spared),
-                                Py_NewRef(kept),
-                                options == Py_None ? nullptr : Py_NewRef(options),
-                                Py_NewRef(gradients),
-                                Py_NewRef(slow),
-                                {},
-                                {}};
-        if (backward) op->rest = rest_of(backward->schema(), op->tensors);
+        auto& dispatcher = c10::Dispatcher::singleton();
+        auto* op = new Operator{name, dispatcher.findSchemaOrThrow(forward.c_str(), ""),
+                                dispatcher.findSchema({forward + "_backward", ""})};
+        op->tensors = size_t(PyTuple_GET_SIZE(kept));
+        op->spared = spared;
+        op->kept = Py_NewRef(kept);
+        op->options = options == Py_None ? nullptr : Py_NewRef(options);
+        op->gradients = Py_NewRef(gradients);
+        op->slow = Py_NewRef(slow);
+        if (op->backward) op->rest = rest_of(op->backward->schema(), op->tensors);
         auto* self = reinterpret_cast<Call*>(type->tp_alloc(type, 0));
         if (!self) return nullptr;
         self->vectorcall = call;

@@ -55,9 +55,9 @@ class Node:
             options: `(*tensors, *given)` -> what the registered operator takes behind its tensors;
                 None where there are no options.
             gradients: `(grad_out, tensors, options, need)` -> a gradient or None for each tensor,
-                of which those that are not kept are None.
+                of which those that are not kept are None. Where there is an operator
+                `<name>_backward` that is called instead, but for gradients of gradients.
             spared: whether the first tensor is kept for the gradient to the second alone.
-            backward: whether `<name>_backward` computes the gradients, rather than Python.
         """
 
         def counted(*args: Any) -> Any:
@@ -127,13 +127,18 @@ class Node:
         return job.error
 
     def _begin(self) -> None:
-        """Build it behind, unless that is forbidden, or has failed before."""
+        """Build it behind; what goes wrong there is nobody's concern."""
         from ..build.workshop import behind
 
         self.begun = True
         self.use(True)  # from here on without counting
+        with contextlib.suppress(RuntimeError):  # as at the interpreter's end: no new threads
+            behind(self._try)
+
+    def _try(self) -> None:
+        """Build it, unless that is forbidden, or has failed before."""
         if _is_possible() and settings.value("LOADER_BUILD") != "never" and not _failure().exists():
-            behind(self.build, True)
+            self.build(behind=True)
 
     def _built(self, job: "Job") -> None:
         if job.error:
