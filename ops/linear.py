@@ -27,7 +27,8 @@ class Linear:
         linear: in which of them X is linear, by their numbers.
         fake: the output, for tensors without data; takes what the registered operator does.
         options: `(*tensors, *options)` of the public X -> the registered operator's options; raises
-            what torch's dispatcher would not.
+            what torch's dispatcher would not. Not a function of the tensors: the node in C++ asks
+            once for each set of options.
         along: `(to, grad_out, *tensors, *options, need)` -> gradients to grad_out and both tensors;
             `need` says which of these are used.
         spared: whether the registered backward takes None for the first tensor, which is then kept
