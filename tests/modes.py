@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -72,6 +71,8 @@ class ModeTests:
     @pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own
     def test_other_lengths_are_not_compiled_anew(self):
         """Twice at most, for one length and for any."""
+        from torch._dynamo.testing import CompileCounter  # two seconds, which few runs need
+
         compiles = CompileCounter()
         torch.compiler.reset()
         run = torch.compile(self.call, backend=compiles, fullgraph=True)
