@@ -9,6 +9,7 @@ library that the first build made, or a BuildError.
 """
 
 import argparse
+import gc
 import hashlib
 import itertools
 import os
@@ -110,6 +111,7 @@ def run(folder: Path, kind: str, share: float, seed: int) -> tuple[int, list[str
     import torch  # noqa: F401  before the forks
     from conftest import Checkout
 
+    gc.freeze()  # or each child looks through all of torch's objects, and copies them
     checkout = Checkout(folder, only="square")
     (checkout.root / "ops/square.cpp").write_text(TINY)
     for kernel in (checkout.root / "kernels").glob("square*"):

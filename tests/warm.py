@@ -10,6 +10,7 @@ Two things it is not. What a program reads when it is started, such as LD_PRELOA
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import select
@@ -153,6 +154,7 @@ def serve(number: int) -> None:
     """Fork a keeper for each request, until nobody is left to ask."""
     import torch
 
+    gc.freeze()  # or each child looks through all of torch's objects, and copies them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need not be waited for
     requests = socket.socket(fileno=number)
     while True:
