@@ -15,8 +15,8 @@ fit: $(READY)  ## recover a volume and its sampling positions by gradient descen
 ways: $(READY)  ## build the operators in three ways, compare bits and times
 	$(RUN) examples/three_ways/compare.py
 
-test: $(READY)  ## on all cores, the longest first; two workers more, as some tests wait
-	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 2)) --maxprocesses 8 \
+test: $(READY)  ## on all cores, the longest first; one worker more, as some tests wait
+	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	    --dist loadscope --no-loadscope-reorder
 
 VERSIONS ?= 2.10 2.11 2.13 2.15 newest
