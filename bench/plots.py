@@ -164,7 +164,8 @@ def made_from(file: Path) -> str:
     """Return the digest that a picture holds."""
     from PIL import Image
 
-    return Image.open(file).info.get("Source", "")
+    with Image.open(file) as picture:
+        return picture.info.get("Source", "")
 
 
 def main(arguments=None) -> None:
