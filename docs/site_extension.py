@@ -85,7 +85,7 @@ def markdown(docstring: str) -> str:
     for line in inspect.cleandoc(docstring).splitlines():
         if found := _SECTION.match(line):
             section, rest = found.groups()
-            made += ["", f"**{section}**" + (f": {_escaped(rest)}" if rest else ""), ""]
+            made += ["", f"**{section}**: {_escaped(rest)}"] if rest else ["", f"**{section}**", ""]
         elif section is None or not line.strip():
             made.append(line if line.startswith("    ") else _escaped(line))
         elif not line.startswith(" ") and section != "Source":
