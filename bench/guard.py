@@ -137,14 +137,27 @@ def check(kept: dict[str, float], measure: Callable[[str], float] = measured) ->
     return failed
 
 
-def baseline(record: dict, device: str) -> dict[str, float]:
+def baseline(rows: list[dict], device: str) -> dict[str, float]:
     """Return the kept ratios of this processor; where there are none, the largest of any."""
-    kept = record["ratios"]
-    if device in kept:
-        return kept[device]
-    print(f"no ratios are kept of {device}: the largest of {', '.join(kept)} count")
-    cases = {case for ratios in kept.values() for case in ratios}
-    return {case: max(r[case] for r in kept.values() if case in r) for case in cases}
+    here = [row for row in rows if row["device"] == device]
+    if not here:
+        known = ", ".join(dict.fromkeys(row["device"] for row in rows))
+        print(f"no ratios are kept of {device}: the largest of {known} count")
+    kept: dict[str, float] = {}
+    for row in here or rows:
+        kept[row["case"]] = max(row["ratio"], kept.get(row["case"], 0))
+    return kept
+
+
+def _keep(file: Path, rows: list[dict], device: str) -> None:
+    """Measure, and write the ratios of this processor in the place of those before."""
+    facts = {name: harness.circumstances("cpu", [])[name] for name in ("device", "date", "torch")}
+    others = [row for row in rows if row["device"] != device]
+    for case in CASES:
+        ratio = statistics.median(measured(case) for _ in range(ATTEMPTS))
+        print(f"{case}: {ratio:.3f}", flush=True)
+        others.append({**facts, "case": case, "ratio": ratio})
+    file.write_text(json.dumps({"rows": others}, indent=1) + "\n")
 
 
 def main(arguments=None) -> int:
@@ -153,22 +166,16 @@ def main(arguments=None) -> int:
     parser.add_argument("--keep", action="store_true", help="write the ratios of this processor")
     parser.add_argument("--results", type=Path, help="another file than guard_cpu.json")
     options = parser.parse_args(arguments)
-    file = options.results or FILE
     torch.set_num_threads(1)
-    facts = harness.circumstances("cpu", [])
-    record = json.loads(file.read_text()) if file.exists() else {"ratios": {}}
+    file, device = options.results or FILE, harness.circumstances("cpu", [])["device"]
+    rows = json.loads(file.read_text())["rows"] if file.exists() else []
     if options.keep:
-        three = {case: [measured(case) for _ in range(ATTEMPTS)] for case in CASES}
-        ratios = {case: statistics.median(found) for case, found in three.items()}
-        record["ratios"][facts["device"]] = ratios
-        record |= {name: facts[name] for name in ("date", "torch", "python")}
-        file.write_text(json.dumps(record, indent=1) + "\n")
-        print(*(f"{case}: {ratio:.3f}" for case, ratio in ratios.items()), sep="\n")
+        _keep(file, rows, device)
         return 0
-    if not record["ratios"]:
+    if not rows:
         raise ValueError(f"bench guard: {file} has no ratios; --keep writes those of today")
     begun = time.perf_counter()
-    failed = check(baseline(record, facts["device"]))
+    failed = check(baseline(rows, device))
     print(f"{time.perf_counter() - begun:.0f} s")
     for case in failed:
         print(f"SLOWER: {case}: {WORSE}x the kept ratio or more, {ATTEMPTS} times in a row")
