@@ -188,7 +188,7 @@ TABLES = {f.__name__: f for f in (kernels, summary, edit_loop, edit_summary, inl
 
 def pages() -> list[Path]:
     """Return those that have tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _marks() -> re.Pattern:

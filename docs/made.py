@@ -225,7 +225,7 @@ def filled(text: str) -> str:
 
 def pages() -> list[Path]:
     """Return those that may have marks."""
-    return sorted((ROOT / "docs").rglob("*.md"))
+    return [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "notebooks"]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import inspect
 import re
 from pathlib import Path
 
+import notebook_pages
 from docutils import nodes
 from docutils.statemachine import StringList
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -132,5 +133,6 @@ def setup(app) -> dict:
     """Called by Sphinx."""
     app.add_directive("api", Api)
     app.connect("source-read", _leave_out)
+    app.connect("builder-inited", notebook_pages.write)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

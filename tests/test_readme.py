@@ -15,7 +15,8 @@ from loader.jit.machine.settings import SETTINGS
 
 sys.path += [str(ROOT / "bench"), str(ROOT / "docs")]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "notebooks"]
 
 # Comments before a block, and how many there are: whoever adds one says so here.
 ELSEWHERE = {
