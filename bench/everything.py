@@ -137,7 +137,8 @@ def main(arguments=None) -> int:
     except KeyboardInterrupt:
         print("\nended; what is measured is kept, and the same command goes on from there")
         return 130
-    print(*failed, sep="\n")
+    for what in failed:
+        print(what)
     if not options.results:
         import plots
         import tables

@@ -125,7 +125,12 @@ def each(
         taken = time.perf_counter() - begun
         rest = f", about {duration(taken / k * (len(left) - k))} left" if k else ""
         print(f"-- {len(found) + k + 1} of {len(cases)}: {case}{rest}", flush=True)
-        done[case] = [*cases[case]()]
+        try:
+            done[case] = [*cases[case]()]
+        except KeyboardInterrupt:
+            kept = len(found) + k
+            print(f"\nended: {kept} of {len(cases)} cases are kept; the same command goes on there")
+            raise
         _write(file, {"of": same, "cases": done})
     return [row for case in cases for row in done[case]]
 

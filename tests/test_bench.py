@@ -34,7 +34,7 @@ def test_a_run_that_was_ended_goes_on_after_its_last_case(options, capsys, tmp_p
     cases = {name: (lambda name=name: rows_of(name, calls)) for name in ("a", "b", "c")}
     with pytest.raises(KeyboardInterrupt):
         harness.each("some", "square", options, cases | {"b": ended})
-    assert calls == ["a"]
+    assert calls == ["a"] and "ended: 1 of 3 cases are kept" in capsys.readouterr().out
     rows = harness.each("some", "square", options, cases)
     assert calls == ["a", "b", "c"] and [row["case"] for row in rows] == ["a", "b", "c"]
     said = capsys.readouterr().out

@@ -204,4 +204,7 @@ def _bench(options: argparse.Namespace) -> int:
     _loader()
     sys.path.insert(0, str(_ROOT / "bench"))
     name = options.name or ("everything" if options.all else "compare")
-    return importlib.import_module(name).main(options.compare or options.rest) or 0
+    try:
+        return importlib.import_module(name).main(options.compare or options.rest) or 0
+    except KeyboardInterrupt:
+        return 130
