@@ -75,6 +75,8 @@ def compare(old: Path, new: Path, threshold: float = THRESHOLD) -> int:
         if name.startswith("guard") or not (found := changes(first, second)):
             print(f"{name}: not compared: no case that both have, with a peer or on one device")
             continue
+        if first["device"] != second["device"]:
+            print(f"{name}: {first['device']} before, {second['device']} now")
         mean = math.exp(statistics.fmean(math.log(change) for change, _, _ in found))
         worse = [each for each in found if each[0] >= threshold]
         better = sum(change <= 1 / threshold for change, _, _ in found)
@@ -89,7 +91,10 @@ def compare(old: Path, new: Path, threshold: float = THRESHOLD) -> int:
 
 
 def _said(case: tuple) -> str:
-    words = [(key, json.loads(value) if key else value) for key, value in case]
+    told = {"bytes", "flops", "operator"}
+    if any(key == "case" for key, _ in case):  # which says these in words
+        told |= {"shape", "K", "boundary", "points", "order"}
+    words = [(k, json.loads(value) if k else value) for k, value in case if k not in told]
     texts = [value if isinstance(value, str) else f"{key} {value}" for key, value in words]
     return ", ".join(dict.fromkeys(texts))
 
