@@ -82,14 +82,20 @@ def _signature(node: ast.FunctionDef, dropped: list[str]) -> str:
 
 def markdown(docstring: str) -> str:
     """Return a docstring as Markdown: its sections as headed lists."""
-    made, section = [], None
+    made, section, begun = [], None, False
     for line in inspect.cleandoc(docstring).splitlines():
         if found := _SECTION.match(line):
             section, rest = found.groups()
+            begun = bool(rest)  # on this line, and so a paragraph
             made += ["", f"**{section}**: {_escaped(rest)}"] if rest else ["", f"**{section}**", ""]
-        elif section is None or not line.strip():
+        elif not line.strip():
+            made.append("")
+            section = None if begun else section
+        elif section is None:
             made.append(line if line.startswith("    ") else _escaped(line))
-        elif not line.startswith(" ") and section != "Source":
+        elif begun:
+            made.append(_escaped(line.strip()))
+        elif not line.startswith(" "):
             section = None
             made += ["", _escaped(line)]
         else:

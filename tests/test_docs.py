@@ -69,15 +69,16 @@ def test_a_docstring_is_markdown_with_its_sections():
     Args:
         x: any shape; a * b
             and more.
-    Returns: `x**n`.
+    Returns: `x**n`,
+    of x's shape.
     Raises: ValueError for n < 0.
 
     And a last word.
     """
     assert site_extension.markdown(text).splitlines() == [
         *(r"Raise x to the power n, x\*\*n.", "", "", "**Args**", "", r"- `x`: any shape; a \* b"),
-        *("  and more.", "", "**Returns**: `x**n`.", "", "**Raises**: ValueError for n < 0."),
-        *("", "", "And a last word."),
+        *("  and more.", "", "**Returns**: `x**n`,", "of x's shape."),
+        *("", "**Raises**: ValueError for n < 0.", "", "And a last word."),
     ]
 
 
