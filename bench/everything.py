@@ -32,7 +32,7 @@ class Benchmark(NamedTuple):
     quick: bool = True  # whether it takes --quick
 
 
-ALL = (
+_KNOWN = (
     *(
         Benchmark("interpolation", name, ("--operators", name))
         for name in ("trilinear_interpolation", "bilinear_interpolation")
@@ -50,7 +50,10 @@ ALL = (
     Benchmark("edits", "edits", (), (), False),
     Benchmark("crowd", "crowd", (), (), False),
     Benchmark("compile_time", "compile_time", (), (), False),
+    Benchmark("install", "install", (), (), False),
+    Benchmark("viewer", "viewer", (), ("PySide6",), False),
 )
+ALL = [b for b in _KNOWN if (harness.ROOT / "bench" / f"{b.name}.py").exists()]
 
 
 def why_not(benchmark: Benchmark, options: argparse.Namespace) -> str:
