@@ -13,6 +13,7 @@ import everything
 import guard
 
 import harness
+from loader.jit.tools import cli
 
 
 @pytest.fixture
@@ -68,6 +69,27 @@ def test_what_is_left_out_is_told_why(options, monkeypatch):
     assert everything.why_not(made("x", "some"), options).startswith("measured on 2")
     monkeypatch.setattr(harness, "source_key", lambda operator: "of other sources")
     assert everything.why_not(made("x", "some"), options) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "given"),
+    [
+        (["--all", "--quick", "--results", "here"], everything, ["--quick", "--results", "here"]),
+        (["--all"], everything, []),
+        (["--compare", "old", "new"], compare, ["old", "new"]),
+        (["guard", "--results", "here"], guard, ["--results", "here"]),
+    ],
+)
+def test_the_command_hands_on_what_follows(words, module, given, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "main", lambda arguments: seen.append(arguments))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert cli.main(["bench", *words]) == 0 and seen == [given]
+
+
+def test_the_command_takes_one_thing(capsys):
+    assert cli.main(["bench"]) == 1 and cli.main(["bench", "guard", "--all"]) == 1
+    assert "one of a benchmark's name, --all and --compare OLD NEW" in capsys.readouterr().err
 
 
 def test_every_benchmark_is_among_all():

@@ -192,19 +192,21 @@ def _sanitize(options: argparse.Namespace) -> int:
 
 @_command(
     _word("name", nargs="?", choices=_BENCH or None, help="its own options follow"),
-    _word("--all", action="store_true", help="all that this machine can run and has not yet"),
+    _word("--all", nargs=argparse.REMAINDER, help="what this machine can run and has not yet"),
     _word("--compare", nargs=2, metavar=("OLD", "NEW"), help="folders of results: what got slower"),
 )
 def _bench(options: argparse.Namespace) -> int:
     """Run benchmarks of bench/ and keep their results, or compare what is kept."""
     if not _BENCH:
         raise ValueError("bench: the benchmarks are in loader's checkout; this copy is installed")
-    if (options.name is not None) + options.all + (options.compare is not None) != 1:
+    if sum(given is not None for given in (options.name, options.all, options.compare)) != 1:
         raise ValueError("bench takes one of a benchmark's name, --all and --compare OLD NEW")
     _loader()
     sys.path.insert(0, str(_ROOT / "bench"))
-    name = options.name or ("everything" if options.all else "compare")
+    name = options.name or ("compare" if options.compare else "everything")
     try:
-        return importlib.import_module(name).main(options.compare or options.rest) or 0
+        return (
+            importlib.import_module(name).main(options.compare or options.all or options.rest) or 0
+        )
     except KeyboardInterrupt:
         return 130
