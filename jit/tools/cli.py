@@ -204,9 +204,8 @@ def _bench(options: argparse.Namespace) -> int:
     _loader()
     sys.path.insert(0, str(_ROOT / "bench"))
     name = options.name or ("compare" if options.compare else "everything")
+    given = options.compare or options.all or options.rest
     try:
-        return (
-            importlib.import_module(name).main(options.compare or options.all or options.rest) or 0
-        )
+        return importlib.import_module(name).main(given) or 0
     except KeyboardInterrupt:
         return 130
