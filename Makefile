@@ -43,6 +43,7 @@ bench: $(READY)
 	$(RUN) -m loader bench interpolation
 
 docs: $(READY)  ## the site, in site/: search, formulas and pictures without a network
+	rm -rf site
 	$(RUN) docs/made.py
 	$(RUN) -m sphinx -E -W --keep-going -n -q -b html docs site
 	$(RUN) docs/check_site.py site
