@@ -16,10 +16,18 @@ import notebooks
 NAMES = [file.stem for file in notebooks.FILES]
 # What is run here in the place of text in a cell: the same on less, as it is to cost little.
 SMALLER = {
+    "first_steps": {"(fullgraph=True)": '(fullgraph=True, backend="aot_eager")'},
     "edit_and_rerun": {'str(folder / "tests"))': 'str(folder / "tests"), "-k", "matches")'},
 }
 # In outputs: text that must be there, or a figure with the limits of a small run and of a kept one.
 SAYS = {
+    "first_steps": [
+        "trilinear_interpolation  ",
+        "True\nTrue",
+        (r"step 60: +([\d.]+) degrees", (18, 22), (19, 21)),
+        "feats must be (N, 8, F), got (100000, 7, 16)",
+        "A build would work.",
+    ],
     "edit_and_rerun": [
         "made tone_curve from square",
         "refused, the code before it stays in use",
