@@ -18,6 +18,7 @@ NAMES = [file.stem for file in notebooks.FILES]
 SMALLER = {
     "first_steps": {"(fullgraph=True)": '(fullgraph=True, backend="aot_eager")'},
     "edit_and_rerun": {'str(folder / "tests"))': 'str(folder / "tests"), "-k", "matches")'},
+    "from_pycuda": {"data.camera()": "data.camera()[::4, ::4]"},
 }
 # In outputs: text that must be there, or a figure with the limits of a small run and of a kept one.
 SAYS = {
@@ -39,6 +40,14 @@ SAYS = {
         "SIGSEGV",
         "in this session",
         "gone back to the code before",
+    ],
+    "from_pycuda": [
+        "source_module for the CPU",
+        (r"disc +largest difference (\S+)", (0, 1e-5), (0, 1e-5)),
+        (r"operator and kernel: (\S+) apart", (0, 1e-5), (0, 1e-5)),
+        "same result: True",
+        (r"off by ([\d.]+) % of its largest", (0, 5), (0, 5)),
+        "flaot",
     ],
 }
 NUMBER = r"[-+]?\d[\d.,:]*(e[-+]?\d+)?"
