@@ -19,6 +19,7 @@ SMALLER = {
     "first_steps": {"(fullgraph=True)": '(fullgraph=True, backend="aot_eager")'},
     "edit_and_rerun": {'str(folder / "tests"))': 'str(folder / "tests"), "-k", "matches")'},
     "from_pycuda": {"data.camera()": "data.camera()[::4, ::4]"},
+    "from_cpp_extension": {"N, FEATURES = 65536, 64": "N, FEATURES = 1024, 64"},
 }
 # In outputs: text that must be there, or a figure with the limits of a small run and of a kept one.
 SAYS = {
@@ -48,6 +49,11 @@ SAYS = {
         "same result: True",
         (r"off by ([\d.]+) % of its largest", (0, 5), (0, 5)),
         "flaot",
+    ],
+    "from_cpp_extension": [
+        "trilinear could not be built",
+        (r"from the tutorial's: (\S+)", (0, 1e-5), (0, 1e-5)),
+        "first derivatives:  True\nsecond derivatives: True",
     ],
 }
 NUMBER = r"[-+]?\d[\d.,:]*(e[-+]?\d+)?"
