@@ -19,6 +19,10 @@ SMALLER = {
     "first_steps": {"(fullgraph=True)": '(fullgraph=True, backend="aot_eager")'},
     "edit_and_rerun": {'str(folder / "tests"))': 'str(folder / "tests"), "-k", "matches")'},
     "from_pycuda": {"data.camera()": "data.camera()[::4, ::4]"},
+    "hash_grid_field": {
+        "PICTURES, SIDE, STEPS = 20, 64, 400": "PICTURES, SIDE, STEPS = 12, 32, 150",
+        "rays=512, samples=40": "rays=256, samples=24",
+    },
     "from_cpp_extension": {"N, FEATURES = 65536, 64": "N, FEATURES = 1024, 64"},
 }
 # In outputs: text that must be there, or a figure with the limits of a small run and of a kept one.
@@ -54,6 +58,9 @@ SAYS = {
         "trilinear could not be built",
         (r"from the tutorial's: (\S+)", (0, 1e-5), (0, 1e-5)),
         "first derivatives:  True\nsecond derivatives: True",
+    ],
+    "hash_grid_field": [
+        (r"steps in [\d.]+ s: [\d.]+ dB -> ([\d.]+) dB", (16, 99), (27, 99)),
     ],
 }
 NUMBER = r"[-+]?\d[\d.,:]*(e[-+]?\d+)?"
