@@ -23,6 +23,9 @@ SMALLER = {
         "PICTURES, SIDE, STEPS = 20, 64, 400": "PICTURES, SIDE, STEPS = 12, 32, 150",
         "rays=512, samples=40": "rays=256, samples=24",
     },
+    "medical_resampling": {
+        "LEVELS = {6.0: (50, 1.0), 3.0: (20, 0.1)}": "LEVELS = {6.0: (40, 1.0), 3.0: (1, 0.1)}"
+    },
     "from_cpp_extension": {"N, FEATURES = 65536, 64": "N, FEATURES = 1024, 64"},
 }
 # In outputs: text that must be there, or a figure with the limits of a small run and of a kept one.
@@ -61,6 +64,14 @@ SAYS = {
     ],
     "hash_grid_field": [
         (r"steps in [\d.]+ s: [\d.]+ dB -> ([\d.]+) dB", (16, 99), (27, 99)),
+    ],
+    "medical_resampling": [
+        "axes RAS",
+        "axes LAS",
+        (r"in float64: (\S+) at most", (0, 1e-12), (0, 1e-12)),
+        (r"in float32: (\S+) at most", (0, 1e-4), (0, 1e-4)),
+        (r"from nibabel: +(\S+) at most", (0, 1e-4), (0, 1e-4)),
+        (r"misplaced by [\d.]+ mm on average, ([\d.]+) mm at most", (0, 3), (0, 0.5)),
     ],
 }
 NUMBER = r"[-+]?\d[\d.,:]*(e[-+]?\d+)?"
