@@ -7,6 +7,7 @@ import loader
 
 class TestSquare(BackwardTests):
     name, inputs, first = "square", 1, "x"
+    one_operation = True
 
     def test_known_values(self, device):
         x = torch.tensor([-3.0, 0, 0.5], device=device)
