@@ -94,10 +94,10 @@ def measured(device: str, turns: int) -> list[dict]:
                 made[name, way] = stages(call, *tensors)
             if wanted:
                 made[name, way] |= compiled(call, tensors)
-    for stage in (*STAGES, "compiled", "several"):
-        taken = {key: [] for key, runs in made.items() if stage in runs}
+    for turns_of in (("forward",), ("graph",), ("backward",), ("compiled", "several")):
+        taken = {(*key, s): [] for key, runs in made.items() for s in turns_of if s in runs}
         for turn in range(-3, turns):  # the first to warm up
-            for (name, way), times in taken.items():
+            for (name, way, stage), times in taken.items():
                 NODE.use(not way)
                 run = made[name, way][stage]
                 begun = time.perf_counter()
@@ -108,7 +108,7 @@ def measured(device: str, turns: int) -> list[dict]:
                     torch.cuda.synchronize()
                 if turn >= 0:
                     times.append((ended - begun) / CALLS * 1e6)
-        for (name, way), times in taken.items():
+        for (name, way, stage), times in taken.items():
             cuts = statistics.quantiles(times, n=10, method="inclusive")
             us = {"median": statistics.median(times), "p10": cuts[0], "p90": cuts[-1]}
             rows.append({"name": name + way, "stage": stage, "us": us})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors.table import bytes_text, duration
 from ..machine import settings
+from ..machine.sources import unit_of
 
 if TYPE_CHECKING:
     from .engine import Job
@@ -53,8 +54,9 @@ class Progress(Quiet):
         self._waiting: dict[str, list[str]] = {}
         self._live = None
         if behind:
-            many = "s" * (len(names) != 1)
-            say(f"building {len(names)} operator{many} {self._named} behind into {cache}: {behind}")
+            operators = len({*map(unit_of, names)})
+            many = "s" * (operators != 1)
+            say(f"building {operators} operator{many} {self._named} behind into {cache}: {behind}")
         elif sys.stderr is not None and sys.stderr.isatty():
             self._live = _live(names)
 
