@@ -248,6 +248,7 @@ def test_transforms_and_modes(operator):
         assert call(*tensors).device == tensors[0].device
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_registered_operators_meet_no_python(operator):
     """Where no gradient is wanted, which is so within compiled graphs; with one it is as ever."""
     name, call, leaves = operator
@@ -279,6 +280,9 @@ def test_registered_operators_meet_no_python(operator):
     assert_close(grads, ours)
     twice = [torch.autograd.grad(sum(x.sum() for x in y), leaves) for y in (grads, ours)]
     assert_close(*twice)
+    # Where Python is the dispatcher, which comes first at every turn.
+    given = *leaves, *options
+    torch.library.opcheck(registered, given, test_utils="test_aot_dispatch_dynamic")
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -15,14 +15,14 @@ inline void past_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet key
     if (c10::GradMode::is_enabled())
         for (const c10::IValue& x : torch::jit::last(*stack, op.schema().arguments().size()))
             wanted |= x.isTensor() && x.toTensor().requires_grad();
+    keys = keys & c10::after_autograd_keyset;
     if (wanted) {
-        // Registered for Autograd as a whole, Python's serves this key too.
-        keys = keys - c10::DispatchKeySet(c10::DispatchKey::AutogradFunctionality);
+        // Registered for Autograd as a whole, Python's serves this key too, which comes first now.
         op.redispatchBoxed(keys | c10::DispatchKeySet(c10::DispatchKey::AutogradOther), stack);
         return;
     }
     const at::AutoDispatchBelowAutograd guard;
-    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+    op.redispatchBoxed(keys, stack);
 }
 
 /// Has an operator, and its derivatives that are operators too, called so from now on.
