@@ -28,6 +28,12 @@ MORE = 8  # calls in a compiled function, beside the first
 RIVALS = ("x + x", "F.grid_sample", "F.grid_sample of volumes")
 STAGES = {"forward": "without a gradient", "graph": "with one", "backward": "backward"}
 COMPILED = {"compiled": "compiled", "further": "each further call there"}
+_OF_COMPILED = (
+    '"Compiled" is a function of that one call under `torch.compile`, whose own entry takes most '
+    'of it; "each further call there" is by how much eight more prolong it. Inductor makes `x + x` '
+    "and `F.grid_sample` of images part of its own C++, and calls torch's operator for volumes as "
+    "it calls ours."
+)
 
 
 def contenders(device) -> dict:
@@ -122,7 +128,8 @@ def table(record: dict) -> str:
     for name, stage in [*us]:
         if stage == "several":
             us[name, "further"] = (us[name, stage] - us[name, "compiled"]) / MORE
-    shown = STAGES | (COMPILED if ("x + x", "further") in us else {})
+    has_compiled = ("x + x", "further") in us
+    shown = STAGES | (COMPILED if has_compiled else {})
     lines = [
         f"Host time of one call on {record['device']} (torch {record['torch']}, "
         f"{record['threads']} thread, {record['date']}), and how many times F.grid_sample's:",
@@ -130,6 +137,8 @@ def table(record: dict) -> str:
         "| | " + " | ".join(shown.values()) + " |",
         "|---" * (1 + len(shown)) + "|",
     ]
+    if has_compiled:
+        lines[1:1] = ["", _OF_COMPILED]
     for name in dict.fromkeys(row["name"] for row in record["rows"]):
         times = [(us.get((name, stage)), us["F.grid_sample", stage]) for stage in shown]
         cells = [f"{ours:.2f} us, {ours / theirs:.2f}x" if ours else "" for ours, theirs in times]
