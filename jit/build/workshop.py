@@ -31,7 +31,7 @@ from ..machine.child import start
 from .slots import SLOTS
 
 _KEPT = 3  # objects of each source that stay for edits to come back to
-_NICE = 10  # of compilers that nobody waits for
+_NICE = 10  # of compilers that nobody waits for, beyond this process's own
 # What Ctrl-C in a terminal does not reach. In this process's session, where Python can: Linux may
 # share cores out by sessions first, and niceness would count within each alone.
 _APART: dict[str, Any] = (
@@ -143,7 +143,8 @@ class Workshop:
                 self._running.add(process)
             if not urgent:  # the machine is for those who work on it, and wait
                 with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PGRP, process.pid, _NICE)
+                    ours = os.getpriority(os.PRIO_PROCESS, 0)
+                    os.setpriority(os.PRIO_PGRP, process.pid, min(ours + _NICE, 19))
             try:
                 out = process.communicate()[0].decode(errors="replace")
             finally:
