@@ -16,7 +16,6 @@ from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
-from ..machine.toolchain import Toolchain
 from . import schemas
 
 if TYPE_CHECKING:  # which a warm import does without
@@ -114,7 +113,7 @@ class Session:
                 inputs = key.manifest(self.units[name], self.toolchain, sources)
             paths.update(inputs["files"])
             with self.receipt.time(name, "lookup"):
-                found = self.found(self.units[name], inputs, self.toolchain, sources)
+                found = self.store.serving(self.units[name], inputs, self.toolchain, sources)
             self.keys[name] = found or key.key(inputs)
             if not found:
                 missing[name] = inputs
@@ -124,20 +123,6 @@ class Session:
             now = index.Index(self.caches, self.root, self.toolchain)
             now.remember(self.keys, sorted(paths))
         return missing
-
-    def found(
-        self, unit: units.Unit, inputs: dict, tools: Toolchain, sources: units.Sources
-    ) -> str | None:
-        """The key of the build in the store that is made of `inputs`, or serves as well."""
-        from ..cache import key
-
-        if self.store.has(unit.name, key.key(inputs)):
-            return key.key(inputs)
-        for _, recorded in self.store.entries(unit.name):
-            made_of = recorded["inputs"]
-            if key.serves(made_of, unit, tools, sources):
-                return key.key(made_of)
-        return None
 
     def begin(
         self, names: list[str], why: dict[str, str] | None = None, behind: bool = False
@@ -165,11 +150,13 @@ class Session:
             from .recipe import OperatorRecipe
 
             recipes = [OperatorRecipe(self.units[n], self.toolchain, self.store) for n in missing]
+            costs = {recipe.unit: recipe.cost() for recipe in recipes}
             for recipe in recipes:
-                reason, done = why.get(recipe.unit, ""), self._finished
-                self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
+                name = recipe.unit
+                reason, cost = why.get(name, ""), costs[name]
+                self._jobs[name] = Job(recipe, self.store, reason, cost, self._finished)
             reasons = self._reasons({name: found[name] for name in missing}) if behind else ""
-            report = Progress(missing, self.caches[-1], reasons)
+            report = Progress(costs, self.caches[-1], reasons)
             batch = Batch([self._jobs[name] for name in missing], self.store, report).start()
             compile_commands.write(self.root, self.toolchain)  # while compilers run
             return batch
