@@ -1,4 +1,4 @@
-"""How far a long work is: on a terminal one line that changes, elsewhere a plain line at times."""
+"""How far a long work is: one line that changes on a terminal, plain lines elsewhere."""
 
 import contextlib
 import os
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from ..errors.table import duration
 
-_PLAIN = 20.0  # seconds between two lines where there is no terminal
 _WAITS = "queued"
 _TICK = 0.2  # seconds between two looks of a terminal's line
 
@@ -22,7 +21,10 @@ class Steps:
 
     Attributes:
         is_live: whether there is a terminal.
+        plain: seconds between two lines where there is none; None, as in an import, for no lines.
     """
+
+    plain: float | None = None
 
     def __init__(self, what: str, costs: Mapping[str, float]):
         """`what` is done in steps of these names and costs, in any unit; 0 where nobody knows."""
@@ -86,7 +88,7 @@ class Steps:
         while not self._over.wait(_TICK):
             if self.is_live:
                 self._write(f"\r\x1b[K{self._cut('loader: ' + self.text())}")
-            elif time.monotonic() - self._said > _PLAIN:
+            elif self.plain is not None and time.monotonic() - self._said > self.plain:
                 self._said = time.monotonic()
                 self._write(f"loader: {self.text()}\n")
         if self.is_live:

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..build.steps import Steps
 from ..machine import settings
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BENCH = sorted(path.stem for path in (_ROOT / "bench").glob("*.py") if path.stem != "harness")
+_PLAIN = 10.0  # seconds between lines on how far a command is, where there is no terminal
 _RESUMED = "what is compiled is kept, and the same command goes on from there"
 _KEPT = {  # after an interrupt
     "build": _RESUMED,
@@ -43,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     if rest and options.command != "bench":
         parser.parse_args(arguments)
     settings.choose("LOADER_BUILD", "lazy", unless_set=True)
+    Steps.plain = _PLAIN
     try:
         return options.run(options) or 0
     except (RuntimeError, ValueError) as error:

@@ -6,6 +6,7 @@ torch that has none, or another one's. They lie in the package, in the form of a
 found by the same keys. hatchling packs; auditwheel says on which Linux it runs.
 """
 
+import contextlib
 import copy
 import json
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..build.progress import say
+from ..build.steps import Steps
 from ..cache.key import key as key_of
 from ..cache.key import manifest
 from ..cache.store import LIBRARY, MANIFEST
@@ -32,7 +34,9 @@ _OWN_FLAGS = (*FLAGS, *LINK_FLAGS, "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 # torch brings these, or what it needs brings them.
 _TORCHS = frozenset({"libtorch*.so", "libc10*.so", "libcudart.so.*"})
 _LEVELS = {"x86_64": {1: "any CPU", 3: "CPUs with AVX2", 4: "CPUs with AVX-512"}}
-_PATIENCE = 10  # seconds in which an interrupted build ends its compilers
+_PLAIN = 30.0  # seconds between lines on how far the builds are, where there is no terminal
+# What ends an interrupted build, and the seconds that it gets for that.
+_ENDING = {0: 2, signal.SIGINT: 60, signal.SIGKILL: None}
 
 
 def make(root: Path, out: Path, architectures: Sequence[str]) -> Path:
@@ -103,11 +107,11 @@ def _build(store: Path, level: int, architectures: str) -> None:
     try:
         status = process.wait()
     except KeyboardInterrupt:  # which a terminal sends to both
-        try:
-            process.wait(1)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            process.wait(_PATIENCE)
+        for number, patience in _ENDING.items():
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+                break
         raise
     if status:
         raise RuntimeError("wheel: the builds failed, as said above; none was made")
@@ -121,6 +125,7 @@ def build_into(store: str, architectures: str) -> None:
     """
     import loader
 
+    Steps.plain = _PLAIN
     session = loader._session
     tools = session.toolchain
     if architectures and not (tools.nvcc and tools.architectures):

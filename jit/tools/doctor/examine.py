@@ -8,7 +8,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from . import software, system
 from .context import Check, Context, TorchMissing, end_all, last_line, run
 from .report import Finding, Report
 
+_TURN = 0.5  # seconds
 CHECKS = software.CHECKS | system.CHECKS  # by subject, in the order of the report
 
 
@@ -39,7 +40,10 @@ def doctor(root: Path, caches: tuple[Path, ...]) -> Report:
         with steps:
             torch = pool.submit(ask_torch, architectures)
             context = Context(root, caches[-1], folder, probe, refusal, architectures, torch.result)
-            findings = [*pool.map(lambda each: guarded(each[0], each[1], context, steps), checks)]
+            found = [pool.submit(guarded, *each, context, steps) for each in checks]
+            while wait(found, _TURN).not_done:  # in turns, so that a Ctrl-C is seen at once
+                pass
+            findings = [each.result() for each in found]
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         end_all()
