@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo fit ways test matrix sanitize check format bench lock clean
+.PHONY: demo fit ways notebooks test matrix sanitize check format bench lock clean
 
 demo: $(READY)  ## the main job: resample a brain, check and time it
 	$(RUN) examples/resample_brain.py
@@ -14,6 +14,9 @@ fit: $(READY)  ## recover a volume and its sampling positions by gradient descen
 
 ways: $(READY)  ## build the operators in three ways, compare bits and times
 	$(RUN) examples/three_ways/compare.py
+
+notebooks: $(READY)  ## run examples/*.ipynb on the CPU and keep their outputs in them
+	$(RUN) -m loader bench notebooks
 
 test: $(READY)  ## on all cores, the longest first; two workers more, as some tests wait
 	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 2)) --maxprocesses 8 \

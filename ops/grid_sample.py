@@ -46,7 +46,9 @@ def grid_sample(
     Raises:
         TypeError: `input` or `grid` is no tensor.
         ValueError: `mode` or `padding_mode` is none of the above.
-        RuntimeError: a shape, a dtype, a layout or a device does not fit; the message says which.
+        RuntimeError: a shape, a dtype, a layout or a device does not fit, or what few calls need
+            (bicubic volumes and second derivatives, 16 bits on a GPU) could not be compiled; the
+            message says which.
         loader.BuildError: the operator could not be compiled.
 
     Source: `grid_sample_reference`; bicubic: Keys (1981), with a = -0.75.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors.table import bytes_text, duration
 from ..machine import settings
+from ..machine.sources import unit_of
 from .steps import Steps
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ class Progress(Quiet):
         self._waiting: dict[str, list[str]] = {}
         self._live, self._steps = None, Steps("building", costs)
         if behind:
-            many = "s" * (len(names) != 1)
-            say(f"building {len(names)} operator{many} {self._named} behind into {cache}: {behind}")
+            operators = len({*map(unit_of, names)})
+            many = "s" * (operators != 1)
+            say(f"building {operators} operator{many} {self._named} behind into {cache}: {behind}")
             return
         if self._steps.is_live:
             self._live = _live(names)

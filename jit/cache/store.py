@@ -65,10 +65,10 @@ class Store:
 
     def serving(
         self, unit: Unit, inputs: dict, toolchain: Toolchain, sources: Sources
-    ) -> str | None:
-        """Return the key of the entry that is made of `inputs`, or of one that serves as well."""
+    ) -> dict | None:
+        """Return what the entry is made of that is one of `inputs`, or serves as well."""
         if self.has(unit.name, key_of(inputs)):
-            return key_of(inputs)
+            return inputs
         serving = [
             recorded["inputs"]
             for entry, recorded in self.entries(unit.name)
@@ -79,7 +79,7 @@ class Store:
             facts = made["toolchain"]
             return bool(facts["architectures"]), levels.asked(facts["cflags"])
 
-        return key_of(max(serving, key=worth)) if serving else None
+        return max(serving, key=worth, default=None)
 
     def manifest(self, unit: str, key: str) -> dict | None:
         """The manifest of an entry; None where there is none that can be read."""

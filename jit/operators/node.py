@@ -181,7 +181,7 @@ def _found() -> Path | None:
         sources = Sources(HOME, tools.header_folders)
         inputs = key.manifest(UNIT, tools, sources)
         made = session.SESSIONS[0].store.serving(UNIT, inputs, tools, sources)
-        return _held(made) if made else None
+        return _held(key.key(made)) if made else None
     return None
 
 

@@ -4,8 +4,13 @@ A TorchScript archive or an AOTInductor package looks its operators up by schema
 C++, where no `loader.X` is named. So the schemas of a library are noted in the store when it is
 first loaded, and later imports declare them, with stand-in kernels that load the library when one
 is called. The library itself leaves out what is declared already (include/torch/glue.h, `define`).
+
+The library of what few calls of a unit need is loaded in the same way: the unit's own asks for it
+by an operator that has a stand-in until then (include/torch/rest.h).
 """
 
+import _thread
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +19,12 @@ from typing import Any
 import torch
 
 from ..machine import files
+from ..machine.sources import is_rest, unit_of
 
 _RECORD = ".schemas.json"
 DECLARED = "OCTET_DECLARED"  # tells libraries: this process's number, then the operators' names
 
-# By unit: what torch forgets its schemas with, and, until its library is loaded, its stand-ins.
+# By library: what torch forgets its schemas with, and, until it is loaded, its stand-ins.
 _declared: dict[str, list] = {}
 _names: list[str] = []
 
@@ -50,28 +56,56 @@ def known_to_torch(belongs: Callable[[str], bool]) -> list[str]:
 def declare(schemas: dict[str, list[str]], load: Callable[[str], object]) -> None:
     """Register these schemas by unit; whoever calls one of them has `load(unit)` done first."""
     for unit in schemas.keys() - _declared.keys():
-        library = torch._C._dispatch_library("FRAGMENT", "octet", "")
-        kernels = torch._C._dispatch_library("IMPL", "octet", "CompositeExplicitAutograd")
-        for schema in schemas[unit]:
-            name = library.define(schema.removeprefix("octet::"))
-            kernels.impl(name, "CompositeExplicitAutograd", _stand_in(unit, name, load))
-            _names.append(name)
-        _declared[unit] = [library, kernels]
+        _register(unit, schemas[unit], functools.partial(_stand_in, unit, load))
+
+
+def representative(library: str) -> str:
+    """The name of an operator that a library brings."""
+    return f"rest_of_{unit_of(library)}" if is_rest(library) else library
+
+
+def declare_rest(library: str, load: Callable[[str], object]) -> None:
+    """Let the library of what few calls need be loaded by the first of these, if it is not yet."""
+    name = representative(library)
+    if not is_rest(library) or torch._C._dispatch_has_kernel(f"octet::{name}"):
+        return
+
+    def kernel() -> str:
+        try:
+            load(library)
+        except KeyboardInterrupt:
+            _thread.interrupt_main()  # torch would make another error of it
+            return "interrupted"
+        except Exception as error:
+            return str(error)
+        return getattr(torch.ops.octet, name).default()
+
+    _register(library, [f"octet::{name}() -> str"], lambda _: kernel)
+
+
+def is_declared(library: str) -> bool:
+    """True if it is this module by which torch knows a library's operators."""
+    return library in _declared
+
+
+def withdraw(library: str) -> None:
+    """Take the stand-ins of a library away: it is about to bring the kernels."""
+    if library in _declared:
+        del _declared[library][1:]
+
+
+def _register(library: str, schemas: list[str], stand_in: Callable[[str], Callable]) -> None:
+    known = torch._C._dispatch_library("FRAGMENT", "octet", "")
+    kernels = torch._C._dispatch_library("IMPL", "octet", "CompositeExplicitAutograd")
+    for schema in schemas:
+        name = known.define(schema.removeprefix("octet::"))
+        kernels.impl(name, "CompositeExplicitAutograd", stand_in(name))
+        _names.append(name)
+    _declared[library] = [known, kernels]
     _tell()
 
 
-def is_declared(unit: str) -> bool:
-    """True if it is this module by which torch knows the unit."""
-    return unit in _declared
-
-
-def withdraw(unit: str) -> None:
-    """Take the stand-ins of a unit away: its library is about to bring the kernels."""
-    if unit in _declared:
-        del _declared[unit][1:]
-
-
-def _stand_in(unit: str, name: str, load: Callable[[str], object]) -> Callable:
+def _stand_in(unit: str, load: Callable[[str], object], name: str) -> Callable:
     def kernel(*args: Any, **named: Any) -> Any:
         load(unit)
         return getattr(torch.ops.octet, name).default(*args, **named)

@@ -26,7 +26,7 @@ from ..cache.key import manifest
 from ..cache.store import LIBRARY, MANIFEST
 from ..errors.table import Table, bytes_text
 from ..machine import child, levels, settings
-from ..machine.sources import Sources
+from ..machine.sources import Sources, unit_of
 from ..machine.toolchain import FLAGS, LINK_FLAGS
 
 # What must not get into a build for others.
@@ -131,10 +131,14 @@ def build_into(store: str, architectures: str) -> None:
     if architectures and not (tools.nvcc and tools.architectures):
         raise SystemExit("loader: --arch needs nvcc; `python -m loader doctor` says how to get it")
     sources = Sources(session.root)
-    keys = {name: key_of(manifest(unit, tools, sources)) for name, unit in session.units.items()}
+    keys = {
+        library: key_of(manifest(unit, tools, sources) | {"unit": library})
+        for unit in session.units.values()
+        for library in unit.libraries
+    }
     wanted = {n: "a wheel's" for n, key in keys.items() if not session.store.verified(n, key)}
     try:
-        if batch := session.begin([*wanted], wanted):
+        if batch := session.begin([*dict.fromkeys(map(unit_of, wanted))], wanted):
             batch.wait()
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...cache.lock import gate
 from ...cache.store import Store, check_private, check_writable
 from ...machine import gpus, settings
-from ...machine.sources import Sources
+from ...machine.sources import Sources, unit_of
 from ...machine.toolchain import FLAGS, LINK_FLAGS
 from .context import MOVE_CACHE, Check, Context, Found, version
 
@@ -147,7 +147,7 @@ def prebuilt(context: Context) -> Found:
         found = f"the sources of {', '.join(sorted(changed))} were edited: they are built here"
         return "warning", found, "to have the wheel's, install it again"
     runtimes = {m["toolchain"].get("cuda_runtime") for m in made} - {None}
-    found = f"{', '.join(sorted({m['unit'] for m in made}))}: without CUDA"
+    found = f"{', '.join(sorted({unit_of(m['unit']) for m in made}))}: without CUDA"
     if runtimes:
         (listed,) = {m["toolchain"]["architectures"] for m in made} - {""}
         found += f" and with CUDA {', '.join(runtimes)} for {listed}"
