@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo fit ways notebooks test matrix sanitize check format bench lock clean
+.PHONY: demo fit ways notebooks test matrix sanitize check format bench docs lock clean
 
 demo: $(READY)  ## the main job: resample a brain, check and time it
 	$(RUN) examples/resample_brain.py
@@ -45,6 +45,11 @@ format: $(READY)
 bench: $(READY)
 	$(RUN) -m loader bench interpolation
 
+docs: $(READY)  ## the site, in site/: search, formulas and pictures without a network
+	$(RUN) docs/made.py
+	$(RUN) -m sphinx -E -W --keep-going -n -q -b html docs site
+	$(RUN) docs/check_site.py site
+
 lock:  ## needs uv
 	uv pip compile --universal --python-version 3.10 --group dev --no-emit-index-url --no-header \
 	    --no-annotate -q -o requirements.txt
@@ -59,4 +64,4 @@ $(READY): requirements.txt
 	@touch $@
 
 clean:  ## the build cache; .venv stays
-	rm -rf tmp_build/store tmp_build/work examples/three_ways/build examples/cpp/build
+	rm -rf site tmp_build/store tmp_build/work examples/three_ways/build examples/cpp/build

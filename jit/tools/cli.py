@@ -17,13 +17,13 @@ from ..build.steps import Steps
 from ..machine import settings
 
 _ROOT = Path(__file__).resolve().parents[2]
-_BENCH = sorted(path.stem for path in (_ROOT / "bench").glob("*.py") if path.stem != "harness")
+_NO_BENCH = {"harness", "everything", "compare"}
+_BENCH = sorted({path.stem for path in (_ROOT / "bench").glob("*.py")} - _NO_BENCH)
 _PLAIN = 10.0  # seconds between lines on how far a command is, where there is no terminal
 _RESUMED = "what is compiled is kept, and the same command goes on from there"
-_KEPT = {  # after an interrupt
+_KEPT = {  # after an interrupt; a benchmark says so itself
     "build": _RESUMED,
     "wheel": f"{_RESUMED}; no wheel was made",
-    "bench": "what it measured is above, and its result file is as it was",
     "cache": "what it had removed is gone, the rest is as it was",
 }
 _COMMANDS: dict[Callable, tuple] = {}  # `_name`, whose docstring is the help, and its arguments
@@ -223,12 +223,21 @@ def _sanitize(options: argparse.Namespace) -> int:
 
 
 @_command(
-    _word("name", choices=_BENCH or None, help="its own options follow"),
+    _word("name", nargs="?", choices=_BENCH or None, help="its own options follow"),
+    _word("--all", nargs=argparse.REMAINDER, help="what this machine can run and has not yet"),
+    _word("--compare", nargs=2, metavar=("OLD", "NEW"), help="folders of results: what got slower"),
 )
-def _bench(options: argparse.Namespace) -> None:
-    """Run a benchmark of bench/ and keep its results."""
+def _bench(options: argparse.Namespace) -> int:
+    """Run benchmarks of bench/ and keep their results, or compare what is kept."""
     if not _BENCH:
         raise ValueError("bench: the benchmarks are in loader's checkout; this copy is installed")
+    if sum(given is not None for given in (options.name, options.all, options.compare)) != 1:
+        raise ValueError("bench takes one of a benchmark's name, --all and --compare OLD NEW")
     _loader()
     sys.path.insert(0, str(_ROOT / "bench"))
-    importlib.import_module(options.name).main(options.rest)
+    name = options.name or ("compare" if options.compare else "everything")
+    given = options.compare or options.all or options.rest
+    try:
+        return importlib.import_module(name).main(given) or 0
+    except KeyboardInterrupt:
+        return 130
