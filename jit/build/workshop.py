@@ -73,6 +73,7 @@ class Workshop:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.folder, self._rank = folder, rank
         self.at_once = False  # so that compilers start here without waiting for a core
+        self.began: Callable[[str], None] = lambda stage: None  # is told of each tool that starts
         self.said: list[str] = []  # every command that ran, and what it printed
         self.seconds: dict[str, float] = {}  # of compilers, `compile`, and linkers, `link`
         self.ended = False  # by `end`, which is why anything fails from then on
@@ -141,6 +142,7 @@ class Workshop:
                     env={**os.environ, "LC_ALL": "C.UTF-8"},
                 )
                 self._running.add(process)
+            self.began(stage)
             if not urgent:  # the machine is for those who work on it, and wait
                 with contextlib.suppress(OSError):
                     ours = os.getpriority(os.PRIO_PROCESS, 0)

@@ -16,7 +16,6 @@ from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
-from ..machine.toolchain import Toolchain
 from . import schemas
 
 if TYPE_CHECKING:  # which a warm import does without
@@ -114,7 +113,7 @@ class Session:
                 inputs = key.manifest(self.units[name], self.toolchain, sources)
             paths.update(inputs["files"])
             with self.receipt.time(name, "lookup"):
-                found = self.found(self.units[name], inputs, self.toolchain, sources)
+                found = self.store.serving(self.units[name], inputs, self.toolchain, sources)
                 inputs = found or inputs
             for library in self.units[name].libraries:
                 made_of = inputs | {"unit": library}
@@ -127,20 +126,6 @@ class Session:
             now = index.Index(self.caches, self.root, self.toolchain)
             now.remember(self.keys, sorted(paths))
         return missing
-
-    def found(
-        self, unit: units.Unit, inputs: dict, tools: Toolchain, sources: units.Sources
-    ) -> dict | None:
-        """What the build in the store is made of that is one of `inputs`, or serves as well."""
-        from ..cache import key
-
-        if self.store.has(unit.name, key.key(inputs)):
-            return inputs
-        for _, recorded in self.store.entries(unit.name):
-            made_of: dict = recorded["inputs"]
-            if key.serves(made_of, unit, tools, sources):
-                return made_of
-        return None
 
     def begin(
         self, names: list[str], why: dict[str, str] | None = None, behind: bool = False
@@ -169,13 +154,15 @@ class Session:
             from ..build.progress import Progress
             from .recipe import OperatorRecipe
 
+            costs = {}
             for name in missing:
                 unit = self.units[units.unit_of(name)]
                 recipe = OperatorRecipe(unit, self.toolchain, self.store, name)
-                reason, done = why.get(recipe.unit, ""), self._finished
-                self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
+                reason, cost = why.get(name, ""), recipe.cost()
+                self._jobs[name] = Job(recipe, self.store, reason, cost, self._finished)
+                costs[name] = max(cost, 1)
             reasons = self._reasons({n: found[n] for n in missing if n in found}) if behind else ""
-            report = Progress(missing, self.caches[-1], reasons)
+            report = Progress(costs, self.caches[-1], reasons)
             batch = Batch([self._jobs[name] for name in missing], self.store, report).start()
             compile_commands.write(self.root, self.toolchain)  # while compilers run
             return batch
