@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -96,6 +95,8 @@ class ModeTests(RefusalTests):
     @pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own
     def test_other_lengths_are_not_compiled_anew(self):
         """Twice at most, for one length and for any."""
+        from torch._dynamo.testing import CompileCounter  # two seconds, which few runs need
+
         compiles = CompileCounter()
         torch.compiler.reset()
         run = torch.compile(self.call, backend=compiles, fullgraph=True)
