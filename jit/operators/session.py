@@ -16,7 +16,7 @@ from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
-from . import schemas
+from . import rest, schemas
 
 if TYPE_CHECKING:  # which a warm import does without
     from ..build.batch import Batch
@@ -203,7 +203,7 @@ class Session:
         """True if a library that somebody else loaded, a wheel's say, has what this one has."""
         if name in self.loaded or schemas.is_declared(name):
             return False
-        if not torch._C._dispatch_has_kernel(f"octet::{schemas.representative(name)}"):
+        if not torch._C._dispatch_has_kernel(f"octet::{rest.representative(name)}"):
             return False
         self.receipt.result(name, "foreign")
         return True
@@ -279,7 +279,7 @@ class Session:
                 if name not in self.keys:
                     self.find([unit])
                 if units.is_rest(name):
-                    self._check_same(name)
+                    rest.settle(name, self.store, self.loaded, self.keys)
                 if library := self._held(name):
                     before, failure = failure, self._open(name, library)
                     if not failure:
@@ -297,28 +297,6 @@ class Session:
         cause = explain_failure(failure, self.root, self.units[unit].sources)
         raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
 
-    def key_in_use(self, library: str) -> str:
-        """The key of a library that is made of what its unit's is that is loaded, or will be."""
-        from ..cache import key
-
-        unit = units.unit_of(library)
-        own = self.loaded.get(unit) or self.keys[unit]
-        if library == unit:
-            return own
-        recorded = self.store.manifest(unit, own)
-        return key.key(recorded["inputs"] | {"unit": library}) if recorded else self.keys[library]
-
-    def _check_same(self, library: str) -> None:
-        """BuildError where a library is no longer to be had that fits its unit's."""
-        wanted = self.key_in_use(library)
-        if not self.store.has(library, wanted) and wanted != self.keys[library]:
-            raise BuildError(
-                f"{library}: its sources have changed since the rest of the operator was loaded, "
-                "before it was built of what they were; loader.reload() takes them in",
-                library,
-            )
-        self.keys[library] = wanted
-
     def _await(self, name: str) -> None:
         """Wait for the build of a library where one is under way, in front of all others."""
         if job := self._jobs.get(name):
@@ -335,7 +313,7 @@ class Session:
                 schemas.withdraw(name)
                 torch.ops.load_library(str(library))
                 for other in self.units[units.unit_of(name)].libraries:
-                    schemas.declare_rest(other, self.load)
+                    rest.declare(other, self.load)
         except OSError as error:
             return str(error.__cause__ or error)  # torch says which library, dlopen says why
         key = self.loaded[name] = self.keys[name]
