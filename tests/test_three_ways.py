@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Checkout
+from conftest import ROOT, Checkout, ended, start_program, start_python
 
 import loader
 
@@ -33,14 +33,16 @@ class Examples(Checkout):
                 ignore=shutil.ignore_patterns("build", "__pycache__"),
             )
 
+    def environment(self, **changes) -> dict:
+        env = super().environment(PYTHONDONTWRITEBYTECODE=1, **changes)
+        return env | {"PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{env['PATH']}"}
+
     def call(self, *command, cwd=None, **changes) -> subprocess.CompletedProcess:
         """Run a command with the checkout's environment; stdout holds both streams."""
-        env = self.environment(PYTHONDONTWRITEBYTECODE=1, **changes)
-        env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env["PATH"]])
         return subprocess.run(
             [str(word) for word in command],
             cwd=cwd or self.root,
-            env=env,
+            env=self.environment(**changes),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -51,6 +53,14 @@ class Examples(Checkout):
     def python(self, script: str, *options, **changes) -> subprocess.CompletedProcess:
         """Run one of the example's programs."""
         return self.call(sys.executable, self.folder / script, *options, **changes)
+
+    def use(self, script: str, *options, **changes) -> subprocess.CompletedProcess:
+        """The same, begun with torch imported; the stream that ends it comes last in stdout."""
+        words = [self.folder / script, *options]
+        done = ended(start_program(words, self.root, self.environment(**changes)))
+        streams = [done.stdout, done.stderr]
+        done.stdout = "".join(streams if done.returncode else streams[::-1])
+        return done
 
     def edit(self, file: str, old: str, new: str) -> None:
         """Change a file of the example's, which must have the text."""
@@ -64,7 +74,7 @@ def built(tmp_path_factory):
     """The examples after a full comparison, and what that printed."""
     examples = Examples(tmp_path_factory.mktemp("three_ways"))
     before = files(examples.root)
-    examples.compared = examples.python("compare.py", "--repeats", 2)
+    examples.compared = examples.use("compare.py", "--repeats", 2)
     examples.made = files(examples.root) - before
     return examples
 
@@ -117,8 +127,9 @@ maps = {line.split()[-1] for line in open("/proc/self/maps") if "/build/" in lin
 print(*sorted(maps))
 """
     for way in WAYS:
-        done = built.call(sys.executable, "-c", code, way)
-        assert done.returncode == 0, done.stdout
+        named = code.replace("sys.argv[1]", repr(way))
+        done = ended(start_python(named, built.root, built.environment()))
+        assert done.returncode == 0, done.stderr
         libraries = done.stdout.split()
         assert len(libraries) == (2 if way == "jit" else 1)
         assert all(f"/three_ways/build/{way}/" in library for library in libraries)
@@ -133,7 +144,7 @@ def test_the_wheel_holds_the_library_and_serves_every_python(built):
 
 
 def test_training_is_bit_equal_and_learns(built):
-    done = built.python("train.py", "--steps", 40)
+    done = built.use("train.py", "--steps", 40)
     assert done.returncode == 0, done.stdout
     digests = re.findall(r"^digest (\w+)$", done.stdout, re.MULTILINE)
     assert len(digests) == 3 and len({*digests}) == 1
@@ -143,7 +154,7 @@ def test_training_is_bit_equal_and_learns(built):
 
 
 def test_training_fails_where_nothing_is_learnt(built):
-    done = built.python("train.py", "--compiler", "cmake", "--steps", 2)
+    done = built.use("train.py", "--compiler", "cmake", "--steps", 2)
     assert done.returncode == 1 and "not learnt: the loss went from" in done.stdout
 
 
@@ -154,7 +165,7 @@ def test_comparing_fails_where_a_bit_differs(examples, built):
     header = examples.root / "wrong" / "add2.h"
     header.write_text(header.read_text().replace("return a + b;", "return a + b + 1;"))
     examples.edit("CMakeLists.txt", '"${OCTET_ROOT}/include"', '"${OCTET_ROOT}/wrong"')
-    done = examples.python("compare.py", "--compiler", "jit", "cmake", "--repeats", 1)
+    done = examples.use("compare.py", "--compiler", "jit", "cmake", "--repeats", 1)
     assert done.returncode == 1
     differ = done.stdout.split("outputs differ between the builds:\n")[1].splitlines()
     assert len(differ) == 8 and all(line.startswith("add2, ") for line in differ)
@@ -162,7 +173,7 @@ def test_comparing_fails_where_a_bit_differs(examples, built):
 
 def test_a_failed_build_shows_the_compilers_words(examples):
     (examples.root / "kernels/add2_cpu.cpp").write_text("int oops() { return undeclared; }\n")
-    done = examples.python("compare.py", "--compiler", "cmake")
+    done = examples.use("compare.py", "--compiler", "cmake")
     assert done.returncode == 1 and "undeclared" in done.stdout
     assert "cmake: this failed: cmake --build" in done.stdout
 
@@ -171,7 +182,7 @@ def test_a_failed_build_shows_the_compilers_words(examples):
 def test_the_builds_with_cuda_hold_code_for_the_gpu_named(examples):
     """Without a GPU; on the CPU they train to the same bits."""
     options = "--compiler", "setup", "cmake", "--steps", 40
-    done = examples.python("train.py", *options, TORCH_CUDA_ARCH_LIST="9.0")
+    done = examples.use("train.py", *options, TORCH_CUDA_ARCH_LIST="9.0")
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == "losses bit-equal in setup, cmake"
     folder = examples.folder / "build"
@@ -181,12 +192,10 @@ def test_the_builds_with_cuda_hold_code_for_the_gpu_named(examples):
 
 @pytest.mark.cuda
 def test_the_three_builds_are_bit_equal_on_the_gpu(examples):
-    done = examples.python("compare.py", "--repeats", 3, CUDA_VISIBLE_DEVICES=None)
+    done = examples.use("compare.py", "--repeats", 3, CUDA_VISIBLE_DEVICES=None)
     assert done.returncode == 0, done.stdout
     assert "64 outputs bit-equal in jit, setup, cmake" in done.stdout
-    trained = examples.python(
-        "train.py", "--device", "cuda", "--steps", 40, CUDA_VISIBLE_DEVICES=None
-    )
+    trained = examples.use("train.py", "--device", "cuda", "--steps", 40, CUDA_VISIBLE_DEVICES=None)
     assert trained.returncode == 0, trained.stdout
 
 
