@@ -36,6 +36,7 @@ for name in loader._session.units:
     first = checkout.run(code)
     assert first.returncode == 0, first.stderr
     names = sorted(path.stem for path in (checkout.root / "ops").glob("*.cpp"))
+    names = sorted([*names, "grid_sample.rest"])  # what few calls need of it
     (line,) = first.stderr.splitlines()
     assert line.startswith(f"loader: built {len(names)} of {len(names)} (") and not first.stdout
     assert [entry.rsplit("-", 1)[0] for entry in checkout.entries()] == names
@@ -52,7 +53,7 @@ def test_every_cuda_source_compiles(tmp_path):
     assert len(done.stderr.splitlines()) == 1, done.stderr
     for entry in checkout.entries():
         files = json.loads((checkout.cache / "store" / entry / "manifest.json").read_text())
-        unit = files["inputs"]["unit"]
+        unit = files["inputs"]["unit"].removesuffix(".rest")
         names = files["inputs"]["files"]
         assert [f for f in names if f.startswith(f"kernels/{unit}") and f.endswith(".cu")]
         assert b"sm_90" in (checkout.cache / "store" / entry / "library.so").read_bytes()

@@ -26,6 +26,7 @@ from .workshop import CompileError, Workshop
 
 _LOOK_AGAIN = 0.05  # seconds between two looks at what another process builds
 _SAY_AFTER = 1.0  # seconds of waiting for another process that need no word
+_DOING = {"compile": "compiling", "link": "linking"}  # by stage of a workshop
 _LITTLE = 4 << 20  # bytes free, of which a build takes some
 
 
@@ -101,6 +102,7 @@ class Job:
         self._workshop: Workshop | None = None
         self._lock: FileLock | None = None
         self._held = False
+        self._began: Callable[[str], None] = lambda stage: None
 
     @property
     def ended(self) -> bool:
@@ -145,7 +147,8 @@ class Job:
         """Build, or wait for who does; raises nothing."""
         name, error = self.recipe.label, None
         try:
-            show({"unit": name, "state": "compiling" if self._held else "queued"})
+            show({"unit": name, "state": "queued"})
+            self._began = lambda stage: show({"unit": name, "state": _DOING[stage]})
             assert self._lock, "claimed"
             if self._held or self._take_turn(self._lock, show):
                 self._build(self._lock)
@@ -219,7 +222,7 @@ class Job:
         """Run the recipe; an error is noted in the lock, for those who wait."""
         recipe, store = self.recipe, self.store
         with Workshop(work_folder(recipe, store, self.inputs), lambda: self._rank) as shop:
-            self._workshop = shop
+            self._workshop, shop.began = shop, self._began
             try:
                 if self.stopped:
                     raise CompileError("the build was ended")

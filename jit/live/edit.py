@@ -17,6 +17,7 @@ from ..build.engine import refuse_if_never
 from ..errors import BuildError
 from ..machine import gpus
 from ..machine.sources import listed
+from ..operators.rest import key_in_use
 from .python_side import stamp, texts_of
 from .rebuild import Rebuilt, rebuild
 from .swap import Swap
@@ -296,7 +297,7 @@ def _libraries_in_use(operator: Operator, build: bool = False) -> list[Path]:
     session, name = operator.session, operator.name
     found = []
     for library in session.units[name].libraries:
-        key = session.key_in_use(library)
+        key = key_in_use(library, session.store, session.loaded, session.keys)
         if build and library != name and not session.store.has(library, key):
             refuse_if_never(library, session.store, library)
             session.build([name])

@@ -47,8 +47,12 @@ class OperatorRecipe:
         return manifest(self._unit, self._toolchain, self._read()) | {"unit": self.unit}
 
     def maker(self, inputs: dict) -> dict:
-        """Return toolchain and checkout: the work folder outlives an edit."""
-        return {"toolchain": inputs["toolchain"], "root": str(self._unit.root)}
+        """Return toolchain and checkout: the work folder outlives an edit.
+
+        Not what C++ alone is compiled with: builds for several CPUs share the objects of CUDA.
+        """
+        toolchain = {k: v for k, v in inputs["toolchain"].items() if k not in ("cflags", "cpu")}
+        return {"toolchain": toolchain, "root": str(self._unit.root)}
 
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler."""

@@ -4,12 +4,8 @@ A TorchScript archive or an AOTInductor package looks its operators up by schema
 C++, where no `loader.X` is named. So the schemas of a library are noted in the store when it is
 first loaded, and later imports declare them, with stand-in kernels that load the library when one
 is called. The library itself leaves out what is declared already (include/torch/glue.h, `define`).
-
-The library of what few calls of a unit need is loaded in the same way: the unit's own asks for it
-by an operator that has a stand-in until then (include/torch/rest.h).
 """
 
-import _thread
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -19,7 +15,6 @@ from typing import Any
 import torch
 
 from ..machine import files
-from ..machine.sources import is_rest, unit_of
 
 _RECORD = ".schemas.json"
 DECLARED = "OCTET_DECLARED"  # tells libraries: this process's number, then the operators' names
@@ -56,31 +51,7 @@ def known_to_torch(belongs: Callable[[str], bool]) -> list[str]:
 def declare(schemas: dict[str, list[str]], load: Callable[[str], object]) -> None:
     """Register these schemas by unit; whoever calls one of them has `load(unit)` done first."""
     for unit in schemas.keys() - _declared.keys():
-        _register(unit, schemas[unit], functools.partial(_stand_in, unit, load))
-
-
-def representative(library: str) -> str:
-    """The name of an operator that a library brings."""
-    return f"rest_of_{unit_of(library)}" if is_rest(library) else library
-
-
-def declare_rest(library: str, load: Callable[[str], object]) -> None:
-    """Let the library of what few calls need be loaded by the first of these, if it is not yet."""
-    name = representative(library)
-    if not is_rest(library) or torch._C._dispatch_has_kernel(f"octet::{name}"):
-        return
-
-    def kernel() -> str:
-        try:
-            load(library)
-        except KeyboardInterrupt:
-            _thread.interrupt_main()  # torch would make another error of it
-            return "interrupted"
-        except Exception as error:
-            return str(error)
-        return getattr(torch.ops.octet, name).default()
-
-    _register(library, [f"octet::{name}() -> str"], lambda _: kernel)
+        register(unit, schemas[unit], functools.partial(_stand_in, unit, load))
 
 
 def is_declared(library: str) -> bool:
@@ -94,7 +65,8 @@ def withdraw(library: str) -> None:
         del _declared[library][1:]
 
 
-def _register(library: str, schemas: list[str], stand_in: Callable[[str], Callable]) -> None:
+def register(library: str, schemas: list[str], stand_in: Callable[[str], Callable]) -> None:
+    """Define operators that a library will bring, with `stand_in(name)` for the kernel of each."""
     known = torch._C._dispatch_library("FRAGMENT", "octet", "")
     kernels = torch._C._dispatch_library("IMPL", "octet", "CompositeExplicitAutograd")
     for schema in schemas:

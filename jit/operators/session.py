@@ -16,8 +16,7 @@ from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
-from ..machine.toolchain import Toolchain
-from . import schemas
+from . import rest, schemas
 
 if TYPE_CHECKING:  # which a warm import does without
     from ..build.batch import Batch
@@ -114,7 +113,7 @@ class Session:
                 inputs = key.manifest(self.units[name], self.toolchain, sources)
             paths.update(inputs["files"])
             with self.receipt.time(name, "lookup"):
-                found = self.found(self.units[name], inputs, self.toolchain, sources)
+                found = self.store.serving(self.units[name], inputs, self.toolchain, sources)
                 inputs = found or inputs
             for library in self.units[name].libraries:
                 made_of = inputs | {"unit": library}
@@ -127,20 +126,6 @@ class Session:
             now = index.Index(self.caches, self.root, self.toolchain)
             now.remember(self.keys, sorted(paths))
         return missing
-
-    def found(
-        self, unit: units.Unit, inputs: dict, tools: Toolchain, sources: units.Sources
-    ) -> dict | None:
-        """What the build in the store is made of that is one of `inputs`, or serves as well."""
-        from ..cache import key
-
-        if self.store.has(unit.name, key.key(inputs)):
-            return inputs
-        for _, recorded in self.store.entries(unit.name):
-            made_of: dict = recorded["inputs"]
-            if key.serves(made_of, unit, tools, sources):
-                return made_of
-        return None
 
     def begin(
         self, names: list[str], why: dict[str, str] | None = None, behind: bool = False
@@ -169,13 +154,15 @@ class Session:
             from ..build.progress import Progress
             from .recipe import OperatorRecipe
 
+            costs = {}
             for name in missing:
                 unit = self.units[units.unit_of(name)]
                 recipe = OperatorRecipe(unit, self.toolchain, self.store, name)
-                reason, done = why.get(recipe.unit, ""), self._finished
-                self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
+                reason, cost = why.get(name, ""), recipe.cost()
+                self._jobs[name] = Job(recipe, self.store, reason, cost, self._finished)
+                costs[name] = max(cost, 1)
             reasons = self._reasons({n: found[n] for n in missing if n in found}) if behind else ""
-            report = Progress(missing, self.caches[-1], reasons)
+            report = Progress(costs, self.caches[-1], reasons)
             batch = Batch([self._jobs[name] for name in missing], self.store, report).start()
             compile_commands.write(self.root, self.toolchain)  # while compilers run
             return batch
@@ -216,7 +203,7 @@ class Session:
         """True if a library that somebody else loaded, a wheel's say, has what this one has."""
         if name in self.loaded or schemas.is_declared(name):
             return False
-        if not torch._C._dispatch_has_kernel(f"octet::{schemas.representative(name)}"):
+        if not torch._C._dispatch_has_kernel(f"octet::{rest.representative(name)}"):
             return False
         self.receipt.result(name, "foreign")
         return True
@@ -292,7 +279,7 @@ class Session:
                 if name not in self.keys:
                     self.find([unit])
                 if units.is_rest(name):
-                    self._check_same(name)
+                    rest.settle(name, self.store, self.loaded, self.keys)
                 if library := self._held(name):
                     before, failure = failure, self._open(name, library)
                     if not failure:
@@ -310,28 +297,6 @@ class Session:
         cause = explain_failure(failure, self.root, self.units[unit].sources)
         raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
 
-    def key_in_use(self, library: str) -> str:
-        """The key of a library that is made of what its unit's is that is loaded, or will be."""
-        from ..cache import key
-
-        unit = units.unit_of(library)
-        own = self.loaded.get(unit) or self.keys[unit]
-        if library == unit:
-            return own
-        recorded = self.store.manifest(unit, own)
-        return key.key(recorded["inputs"] | {"unit": library}) if recorded else self.keys[library]
-
-    def _check_same(self, library: str) -> None:
-        """BuildError where a library is no longer to be had that fits its unit's."""
-        wanted = self.key_in_use(library)
-        if not self.store.has(library, wanted) and wanted != self.keys[library]:
-            raise BuildError(
-                f"{library}: its sources have changed since the rest of the operator was loaded, "
-                "before it was built of what they were; loader.reload() takes them in",
-                library,
-            )
-        self.keys[library] = wanted
-
     def _await(self, name: str) -> None:
         """Wait for the build of a library where one is under way, in front of all others."""
         if job := self._jobs.get(name):
@@ -348,7 +313,7 @@ class Session:
                 schemas.withdraw(name)
                 torch.ops.load_library(str(library))
                 for other in self.units[units.unit_of(name)].libraries:
-                    schemas.declare_rest(other, self.load)
+                    rest.declare(other, self.load)
         except OSError as error:
             return str(error.__cause__ or error)  # torch says which library, dlopen says why
         key = self.loaded[name] = self.keys[name]
