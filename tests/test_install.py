@@ -101,7 +101,7 @@ def installed(tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
     source = folder / "source"
     source.mkdir()
-    for name in ("jit", "ops", "kernels", "include", "tests"):
+    for name in ("jit", "ops", "kernels", "include", "tests", "viewer"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("loader.py", "nn.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)

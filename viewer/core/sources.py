@@ -5,7 +5,6 @@ import importlib.util
 import io
 import math
 import os
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +138,7 @@ def open_file(path: Path, progress: Progress = lambda share: None) -> Source:
         raise CannotOpen(f"{path}: there is no such file") from None
     except MemoryError:
         raise CannotOpen(f"{path.name}: it is larger than the memory that is free") from None
-    except (OSError, EOFError, ValueError, SyntaxError, zlib.error, KeyError, IndexError) as error:
+    except Exception as error:  # whatever a reader meets in a damaged file
         text = str(error).split("\n")[0] or type(error).__name__
         raise CannotOpen(f"{path.name}: it is damaged, or no {_kind(name)}: {text}") from error
     progress(1.0)

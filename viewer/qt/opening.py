@@ -19,6 +19,7 @@ class OpeningBar(QWidget):
 
     def __init__(self) -> None:
         super().__init__()
+        self.setAutoFillBackground(True)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 6, 8, 6)
         self.label, self.bar = QLabel(), QProgressBar(maximum=100)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtWidgets import (
     QButtonGroup,
     QCheckBox,
@@ -23,6 +23,10 @@ from .canvas import COMPARISONS
 
 _TICKS = 1000  # of a slider
 _WIDTH = 264
+_OWN_KEYS = {
+    getattr(Qt.Key, f"Key_{name}")
+    for name in ("Left", "Right", "Up", "Down", "PageUp", "PageDown", "Home", "End")
+}
 MORE = "\x00more"  # data of the entry that opens a file or a folder
 
 
@@ -84,7 +88,16 @@ class Panel(QWidget):
         self._add_volume()
         self._add_machine(devices)
         self._layout.addStretch(1)
+        for child in self.findChildren(QWidget):
+            child.installEventFilter(self)
         self.show_kind("")
+
+    def eventFilter(self, child: QObject, event: QEvent) -> bool:
+        """Leave the keys that move pictures to a slider or a list that has the focus."""
+        if event.type() == QEvent.Type.ShortcutOverride and event.key() in _OWN_KEYS:
+            event.accept()
+            return True
+        return super().eventFilter(child, event)
 
     def show_kind(self, kind: str) -> None:
         """Show what is for a "photo" or a "volume"."""

@@ -6,6 +6,7 @@ import torch
 from PySide6.QtCore import Qt, QTimer, QUrl
 from PySide6.QtGui import QCloseEvent, QDesktopServices, QImage, QPixmap
 from PySide6.QtWidgets import (
+    QGridLayout,
     QHBoxLayout,
     QLabel,
     QMainWindow,
@@ -226,13 +227,16 @@ class Window(QMainWindow):
         self.stack = QStackedWidget()
         for page in (self.empty, self.photo, self.volume):
             self.stack.addWidget(page)
-        middle = QWidget()
-        column = QVBoxLayout(middle)
+        middle, above = QWidget(), QWidget()
+        column = QVBoxLayout(above)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(0)
         for widget in (self.banner, self.opening):
             column.addWidget(widget)
-        column.addWidget(self.stack, 1)
+        grid = QGridLayout(middle)
+        grid.setContentsMargins(0, 0, 0, 0)
+        grid.addWidget(self.stack, 0, 0)
+        grid.addWidget(above, 0, 0, Qt.AlignmentFlag.AlignTop)  # over the picture, which stays
         self.side = QScrollArea(widgetResizable=True)
         self.side.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.side.setWidget(self.panel)

@@ -43,7 +43,7 @@ class Renderer(QThread):
         super().__init__()
         self._news = threading.Condition()
         self._wanted: Request | None = None
-        self._stop = False
+        self._stop, self._working = False, False
         self._warm: Scene | None = None  # the last one that was rendered
 
     def request(self, request: Request) -> None:
@@ -53,6 +53,12 @@ class Renderer(QThread):
             self._news.notify()
         if not self.isRunning():
             self.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is under way, nor wanted."""
+        with self._news:
+            return self._wanted is None and not self._working
 
     def stop(self) -> bool:
         """End it; False if what is under way does not end."""
@@ -69,7 +75,7 @@ class Renderer(QThread):
                     self._news.wait()
                 if self._stop:
                     return
-                request, self._wanted = self._wanted, None
+                request, self._wanted, self._working = self._wanted, None, True
             self.busy.emit(True)
             try:
                 self._serve(request)
@@ -77,6 +83,8 @@ class Renderer(QThread):
                 pass
             except Exception as error:  # of any operator: the picture before stays
                 self.failed.emit(str(error) or type(error).__name__)
+            with self._news:
+                self._working = False
             self.busy.emit(False)
 
     def _serve(self, request: Request | None) -> None:
