@@ -196,6 +196,7 @@ def _sanitize(options: argparse.Namespace) -> int:
 )
 def _view(options: argparse.Namespace) -> int:
     """Look at a photograph or a volume through the operators, while their kernels are edited."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # compilers want the same cores
     _loader()
     try:
         from loader.viewer.qt.app import main as show

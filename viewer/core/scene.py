@@ -1,6 +1,7 @@
 """A picture of what is open: sampled, sent through an operator and a colour table, and timed."""
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import loader
 
+from . import bands
 from .flat import Flat, Screen
 from .operators import Operator
 from .planes import Planes
@@ -17,7 +19,6 @@ from .sources import Photo, Source, Volume
 from .tables import Table, inferno
 
 INTERPOLATIONS = {"nearest": "nearest", "linear": "bilinear", "cubic": "bicubic"}
-_BAND = 1 << 17  # pixels that go from place to colour together, while they lie in the caches
 Camera = Flat | Planes
 
 
@@ -126,7 +127,7 @@ class Scene:
         clock, panes = _Clock(look.device), {}
         for name, screen in screens.items():
             values = self._values(name, camera, look, screen, clock, check, reference=False)
-            panes[name] = Pane(name, _bytes(values).cpu(), values)
+            panes[name] = Pane(name, _bytes(values), values)
         points = sum(width * height for width, height in screens.values())
         whole = (time.perf_counter() - begun) * 1e3
         return Frame(camera, look, panes, whole, clock.milliseconds, points)
@@ -141,7 +142,7 @@ class Scene:
             theirs = self._values(
                 name, frame.camera, frame.look, screen, clock, check, reference=True
             )
-            _bytes(theirs)
+            _bytes(theirs)  # as ours were
             taken = (time.perf_counter() - begun) * 1e3
             panes[name] = Pane(
                 name, pane.picture, pane.values, difference(pane.values, theirs, taken)
@@ -168,41 +169,54 @@ class Scene:
         """Return the colours (height, width, 3) of a screen; an operator sees all of it at once."""
         source, (width, height) = self._on(look.device), screen
         colours = torch.empty(height, width, 3, device=look.device)
-        step = max(1, _BAND // width)
-        bands = [slice(at, min(height, at + step)) for at in range(0, height, step)]
-        whole = None
-        for rows in bands:
+        channels = 3 if isinstance(source, Photo) else 1
+        whole = torch.empty(channels, height, width, device=look.device) if look.operator else None
+        parts = bands.split(height, width)
+
+        def sample(rows: slice) -> None:
             check()
             with clock:
                 part = _sample(source, name, camera, look, screen, rows, reference)
-            if look.operator is None:
+            if whole is None:
                 colours[rows] = _coloured(part, look, reference)
             else:
-                whole = part.new_empty(len(part), height, width) if whole is None else whole
                 whole[:, rows] = part
+
+        clock.at_once = bands.each(parts, sample, look.device)
         if look.operator and whole is not None:
-            whole = look.operator(whole, reference).to(whole.dtype)
-            for rows in bands:
+            made = look.operator(whole, reference).to(whole.dtype)
+
+            def colour(rows: slice) -> None:
                 check()
-                colours[rows] = _coloured(whole[:, rows], look, reference)
+                colours[rows] = _coloured(made[:, rows], look, reference)
+
+            bands.each(parts, colour, look.device)
         return colours
 
 
 class _Clock:
-    """Milliseconds of what happens within it, added up; on a GPU until the work is done."""
+    """Milliseconds of what happens within it, by threads at once; on a GPU until it is done."""
 
     def __init__(self, device: str):
-        self.milliseconds, self._gpu = 0.0, device.startswith("cuda")
+        self.at_once, self._sum, self._gpu = 1, 0.0, device.startswith("cuda")
+        self._thread, self._lock = threading.local(), threading.Lock()
+
+    @property
+    def milliseconds(self) -> float:
+        """Of each thread."""
+        return self._sum / self.at_once
 
     def __enter__(self) -> None:
         if self._gpu:
             torch.cuda.synchronize()
-        self._begun = time.perf_counter()
+        self._thread.begun = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
         if self._gpu:
             torch.cuda.synchronize()
-        self.milliseconds += (time.perf_counter() - self._begun) * 1e3
+        taken = time.perf_counter() - self._thread.begun
+        with self._lock:
+            self._sum += taken * 1e3
 
 
 def _sample(
@@ -239,12 +253,17 @@ def _coloured(part: Tensor, look: Look, reference: bool) -> Tensor:
 
 def _bytes(colours: Tensor) -> Tensor:
     """Return colours (H, W, 3), 1 being white, as (H, W, 4) bytes: blue, green, red, 255."""
-    out = torch.full((*colours.shape[:2], 4), 255, dtype=torch.uint8, device=colours.device)
-    step = max(1, _BAND // max(1, colours.shape[1]))
-    for part, into in zip(colours.split(step), out.split(step), strict=True):
-        levels = part.mul(255).add_(0.5).clamp_(0, 255).nan_to_num_(0).to(torch.uint8)
-        into[..., :3] = levels.flip(-1)
-    return out
+    out = torch.empty(*colours.shape[:2], 4, dtype=torch.uint8, device=colours.device)
+
+    def convert(rows: slice) -> None:
+        levels = colours[rows].mul(255).add_(0.5).clamp_(0, 255).nan_to_num_(0)
+        into = out[rows]
+        into[..., 3] = 255
+        for channel in range(3):
+            into[..., 2 - channel] = levels[..., channel]
+
+    bands.each(bands.split(*colours.shape[:2]), convert, colours.device.type)
+    return out.cpu()
 
 
 def difference(ours: Tensor, theirs: Tensor, milliseconds: float = 0.0) -> Difference:
@@ -256,5 +275,5 @@ def difference(ours: Tensor, theirs: Tensor, milliseconds: float = 0.0) -> Diffe
     y, x = divmod(int(place), off.shape[1])
     scale = float(largest)
     shares = off / scale if 0 < scale < math.inf else off.isinf().to(off.dtype)
-    picture = _bytes(inferno(shares)).cpu()
-    return Difference(_bytes(theirs).cpu(), picture, scale, (x, y), milliseconds)
+    picture = _bytes(inferno(shares))
+    return Difference(_bytes(theirs), picture, scale, (x, y), milliseconds)

@@ -87,9 +87,9 @@ class Commands:
         """Move by shares of the screen."""
         self._do("pan", dx, dy)
 
-    def scroll(self, steps: float) -> None:
+    def step(self, steps: float) -> None:
         """Go through slices, or bend more."""
-        self._do("scroll", steps)
+        self._do("step", steps)
 
     def next_plane(self) -> None:
         """Let keys move the next plane."""

@@ -56,7 +56,7 @@ class PhotoView(View):
         if self.camera:
             self.move_to(self.camera.turned(math.radians(degrees)))
 
-    def scroll(self, steps: float) -> None:
+    def step(self, steps: float) -> None:
         """Of a photograph the warp gets stronger or weaker."""
         if self.camera:
             warp = self.camera.warp

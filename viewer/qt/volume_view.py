@@ -106,7 +106,7 @@ class VolumeView(View):
         if self.camera:
             self.move_to(self.camera.turned(self.active, math.radians(degrees)))
 
-    def scroll(self, steps: float) -> None:
+    def step(self, steps: float) -> None:
         """Go through the slices of the plane used last."""
         if self.camera and isinstance(self.source, Volume):
             step = min(self.source.spacing)
@@ -145,7 +145,7 @@ class VolumeView(View):
             screen = self.canvases[name].screen_size()
             self.move_to(self.camera.zoomed(name, NOTCH**steps, at.x(), at.y(), screen))
         else:
-            self.scroll(steps)
+            self.step(steps)
 
     def _hover(self, name: str, at: QPointF) -> None:
         if self.camera is None or not isinstance(self.source, Volume):
