@@ -10,6 +10,10 @@ import torch
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
+import qt_stand_ins
+
+qt_stand_ins.provide()
+
 from PIL import Image
 from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,8 @@ class Flat:
     def fit(cls, size: Screen, screen: Screen) -> "Flat":
         """Return the camera that shows all of it."""
         zoom = min(screen[0] / size[0], screen[1] / size[1])
-        return cls(size, (size[0] / 2, size[1] / 2), zoom)
+        middle = size[0] / 2, size[1] / 2
+        return cls(size, middle, zoom, warp=Warp(centre=middle, radius=min(size) / 2))
 
     def to_photo(self, x: float, y: float, screen: Screen) -> tuple[float, float]:
         """Return the point of the photograph at a point of the screen, but for the warp."""
@@ -99,14 +101,9 @@ class Flat:
         """Return it turned clockwise about the middle of the screen."""
         return replace(self, angle=math.remainder(self.angle + radians, 2 * math.pi))
 
-    def warped(self, **changes: object) -> "Flat":
-        """Return it with another warp; one without a place gets the middle of the screen."""
-        warp = replace(self.warp, **changes)
-        if self.warp.radius == 1.0 and "radius" not in changes:
-            warp = replace(warp, radius=min(self.size) / 2)
-        if self.warp.centre == (0.0, 0.0) and "centre" not in changes:
-            warp = replace(warp, centre=self.centre)
-        return replace(self, warp=warp)
+    def warped(self, **changes: Any) -> "Flat":
+        """Return it with another warp."""
+        return replace(self, warp=replace(self.warp, **changes))
 
     def level(self, levels: int) -> int:
         """Return which of the photograph's halves has about the pixels of the screen."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ VOLUMES = (".nii", ".nii.gz")
 _TEMPLATE = "datasets/data/mni_icbm152_t1_tal_nlin_sym_09a_converted.nii.gz"
 _PIECE = 1 << 16  # bytes read between two looks at whether it was cancelled
 _READ = 0.8  # of the progress: reading and decoding; the rest is what follows
+_COLOURED = (128, 2304)  # NIfTI's codes of voxels that are colours
 _COLOURS = (3, 4)  # channels of a TIFF that is a photograph
 _SMALLEST = 64  # pixels, of the coarsest copy of a photograph
 
@@ -157,7 +159,7 @@ class _Counted(io.RawIOBase):
         self._size = max(1, os.path.getsize(path))
         self._progress = progress
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         """Read at most a piece, as any raw file."""
         count = self._file.readinto(memoryview(buffer)[:_PIECE])
         self._progress(_READ * min(1.0, self._file.tell() / self._size))
@@ -191,7 +193,7 @@ def _photo(path: Path, progress: Progress) -> Photo:
     Image.MAX_IMAGE_PIXELS = None  # `_check_memory` is the limit
     with io.BufferedReader(_Counted(path, progress), _PIECE) as file:
         try:
-            image = Image.open(file)
+            image: Image.Image = Image.open(file)
         except UnidentifiedImageError:
             raise CannotOpen(f"{path.name}: it is damaged, or no {_kind('')}") from None
         _check_memory(path, image.width * image.height * 3 * 4 * 2)
@@ -264,7 +266,7 @@ def _nifti(path: Path, progress: Progress) -> Volume:
         try:
             image = form.from_stream(file)
             _check_memory(path, math.prod(image.shape) * 4 * 2)
-            if image.get_data_dtype().kind == "V":
+            if image.header["datatype"] in _COLOURED:
                 raise CannotOpen(f"{path.name}: its voxels are colours; one number each is needed")
             values = np.asarray(image.dataobj, dtype=np.float32)
         except (HeaderDataError, ImageFileError) as error:

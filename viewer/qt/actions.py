@@ -1,12 +1,9 @@
 """Menus, keys, and the list of them."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from PySide6.QtGui import QAction, QKeySequence
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QScrollArea, QVBoxLayout, QWidget
-
-if TYPE_CHECKING:
-    from .window import Window
 
 # By menu: words, keys, the method of `Commands`, its arguments. None is a line between.
 MENUS: dict[str, list[tuple | None]] = {
@@ -61,6 +58,8 @@ MENUS: dict[str, list[tuple | None]] = {
     "Help": [("Keys and mouse", "F1", "show_help")],
 }
 
+_FIRST = "<td width=205>"  # the column of keys
+
 MOUSE = {
     "Photograph": [
         ("Drag", "move"),
@@ -81,8 +80,8 @@ MOUSE = {
 }
 
 
-def add_menus(window: "Window") -> None:
-    """Give a window its menus; every entry has a key."""
+def add_menus(window: Any) -> None:
+    """Give a `window.Window` its menus; every entry has a key."""
     for title, entries in MENUS.items():
         menu = window.menuBar().addMenu(title)
         for entry in entries:
@@ -105,11 +104,13 @@ def help_text() -> str:
     """Return all keys and what the mouse does, as HTML."""
     parts = []
     for title, rows in MOUSE.items():
-        lines = "".join(f"<tr><td><b>{how}</b></td><td>{what}</td></tr>" for how, what in rows)
+        lines = "".join(f"<tr>{_FIRST}<b>{how}</b></td><td>{what}</td></tr>" for how, what in rows)
         parts.append(f"<h3>Mouse: {title.lower()}</h3><table cellpadding=3>{lines}</table>")
     for title, entries in MENUS.items():
         lines = "".join(
-            f"<tr><td><b>{entry[1]}</b></td><td>{entry[0]}</td></tr>" for entry in entries if entry
+            f"<tr>{_FIRST}<b>{entry[1]}</b></td><td>{entry[0]}</td></tr>"
+            for entry in entries
+            if entry
         )
         parts.append(f"<h3>Keys: {title.lower()}</h3><table cellpadding=3>{lines}</table>")
     return "".join(parts)

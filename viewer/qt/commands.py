@@ -1,24 +1,22 @@
 """What menus and keys do."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog
 
 from ..core import sources
 from ..core.sources import PHOTOS, VOLUMES
-
-if TYPE_CHECKING:
-    from .window import Window
+from .actions import Help
 
 _SHOWN_FOR = 6000  # milliseconds, of a message in the status bar
 
 
 class Commands:
-    """Each a method, by the name that `actions.MENUS` has."""
+    """Each a method, by the name that `actions.MENUS` has; `window` is a `window.Window`."""
 
-    def __init__(self, window: "Window"):
+    def __init__(self, window: Any):
         self._window = window
 
     def open_brain(self) -> None:
@@ -160,8 +158,6 @@ class Commands:
 
     def show_help(self) -> None:
         """Show the list of keys."""
-        from .actions import Help
-
         Help(self._window).show()
 
     def _folder(self) -> str:

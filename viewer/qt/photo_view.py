@@ -3,7 +3,7 @@
 import math
 
 from PySide6.QtCore import QPointF, QSize, Qt
-from PySide6.QtGui import QPainter, QPen
+from PySide6.QtGui import QPainter, QPainterPath, QPen, QPolygonF
 from PySide6.QtWidgets import QGridLayout
 
 from ..core.flat import Flat
@@ -14,6 +14,7 @@ from .views import NOTCH, View, angle_between, draw_comparison
 
 _RADIUS_NOTCH = 1.12  # of the wheel
 _FULL_WARP = 300.0  # pixels of a drag for a warp of 1
+_FIRST = 0.5  # strength of a warp that is chosen from the list
 
 
 class PhotoView(View):
@@ -73,7 +74,10 @@ class PhotoView(View):
         """Bend it as the sliders say; `share` is the radius as a share of the shorter side."""
         if self.camera:
             radius = max(1.0, changes["share"] * min(self.camera.size))
-            self.warp(kind=changes["kind"], strength=changes["strength"], radius=radius)
+            kind, strength = changes["kind"], changes["strength"]
+            if kind != self.camera.warp.kind and strength == 0:  # so that there is one to see
+                strength = _FIRST
+            self.warp(kind=kind, strength=strength, radius=radius)
 
     def _begin(self, name: str, how: str, at: QPointF) -> None:
         if how == "warp" and self.camera:
@@ -110,11 +114,25 @@ class PhotoView(View):
         x, y = self.camera.to_photo(at.x(), at.y(), self.canvas.screen_size())
         self.told.emit(f"pixel {x:.1f}, {y:.1f}   {self._values_at(name, at)}")
 
+    def _darken_around(self, painter: QPainter, size: QSize, ratio: float) -> None:
+        """Paint over what a colour table has made of the nothing around the photograph."""
+        camera, screen = self.camera, self.canvas.screen_size()
+        width, height = camera.size
+        corners = [(0, 0), (width, 0), (width, height), (0, height)]
+        outline = [QPointF(*camera.to_screen(x, y, screen)) / ratio for x, y in corners]
+        around, inside = QPainterPath(), QPainterPath()
+        around.addRect(0, 0, size.width(), size.height())
+        inside.addPolygon(QPolygonF([*outline, outline[0]]))
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.fillPath(around.subtracted(inside), theme.GROUND)
+
     def _decorate(self, painter: QPainter, size: QSize) -> None:
         camera, canvas = self.camera, self.canvas
         if camera is None or canvas.pane is None:
             return
         ratio = self.devicePixelRatioF()
+        if canvas.comparison != "difference" and camera.warp.is_still:
+            self._darken_around(painter, size, ratio)
         turned = math.degrees(camera.angle)
         faint = f"{100 * camera.zoom:.0f} %" + (f", {turned:.0f}°" if abs(turned) >= 0.5 else "")
         overlay.title(painter, self.source.title if self.source else "", faint)

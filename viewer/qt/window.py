@@ -105,6 +105,7 @@ class Window(QMainWindow):
             self.panel.set_window(*source.usual, float(source.values.max()))
         self.stack.setCurrentWidget(view)
         self.banner.dismiss()
+        self.place.clear()
         view.compare(self.panel.comparison.value)
         QTimer.singleShot(0, lambda: self._open_in(view, source))  # once it has its size
         if path:
