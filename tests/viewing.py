@@ -15,8 +15,8 @@ import qt_stand_ins
 qt_stand_ins.provide()
 
 from PIL import Image
-from PySide6.QtCore import QPoint, QPointF, Qt
-from PySide6.QtGui import QWheelEvent
+from PySide6.QtCore import QEvent, QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDropEvent, QMouseEvent, QWheelEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 
@@ -113,9 +113,6 @@ class Viewing:
 
     def move(self, canvas: Canvas, at: QPoint, button=Qt.MouseButton.NoButton, modifier=NONE):
         """Move the mouse with buttons held, which QTest.mouseMove cannot."""
-        from PySide6.QtCore import QEvent
-        from PySide6.QtGui import QMouseEvent
-
         event = QMouseEvent(
             QEvent.Type.MouseMove,
             QPointF(at),
@@ -162,3 +159,19 @@ def write_photo(path: Path, size=(120, 80)) -> torch.Tensor:
     pixels = (values * 255).astype(np.uint8)
     Image.fromarray(pixels).save(path)
     return torch.from_numpy(pixels / 255).float()
+
+
+def drop(viewing: Viewing, *paths: Path) -> None:
+    """Drop files on the window."""
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(path)) for path in paths])
+    viewing.window.dropEvent(
+        QDropEvent(
+            QPointF(9, 9),
+            Qt.DropAction.CopyAction,
+            data,
+            Qt.MouseButton.LeftButton,
+            Qt.KeyboardModifier.NoModifier,
+            QEvent.Type.Drop,
+        )
+    )

@@ -78,14 +78,16 @@ class Choices(QObject):
         self.waiting.emit(f"Getting {name} ready …")
         self._call(lambda: operators.find(name, home), lambda found: self._found(name, found), name)
 
-    def add_library(self, path: Path) -> None:
-        """Offer the operators of a folder."""
+    def add_library(self, path: Path, use: bool = True) -> None:
+        """Offer the operators of a folder, and use the first."""
         self.waiting.emit(f"Reading {path.name} …")
-        self._call(lambda: loader.Library(path), lambda found: self._added(path, found), path.name)
+        self._call(
+            lambda: loader.Library(path), lambda found: self._added(path, found, use), path.name
+        )
 
     def stop(self) -> bool:
         """Wait for what is under way; False if it does not end."""
-        return all(call.wait(PATIENCE) for call in self._calls)
+        return all(call.wait(PATIENCE) for call in [*self._calls])
 
     def _call(self, function: Any, done: Any, title: str) -> None:
         call = Call(function)
@@ -102,7 +104,7 @@ class Choices(QObject):
             self.operator = operator
             self.changed.emit()
 
-    def _added(self, path: Path, library: Any) -> None:
+    def _added(self, path: Path, library: Any, use: bool) -> None:
         self.waiting.emit("")
         found = operators.offered(path.expanduser().resolve())
         if not found:
@@ -111,7 +113,10 @@ class Choices(QObject):
         self.libraries[str(path)] = library
         self._homes |= dict.fromkeys(found, library)
         self.library_added.emit()
-        self.use_operator(found[0])
+        if use:
+            self.use_operator(found[0])
+        else:
+            self.changed.emit()
 
     def _failed(self, title: str, text: str) -> None:
         self.waiting.emit("")

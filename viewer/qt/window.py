@@ -25,8 +25,9 @@ from .actions import add_menus
 from .banner import Banner
 from .choices import Choices
 from .commands import Commands
+from .memory import keep, restore
 from .opening import Empty, OpeningBar
-from .panel import MORE, Choice, Panel
+from .panel import MORE, Panel
 from .photo_view import PhotoView
 from .settings import Settings
 from .views import View
@@ -35,6 +36,7 @@ from .worker import Renderer, Request, Watching
 
 _TITLE = "Octet"
 _WORKING = "Working …"
+_FIRST = "The first picture comes once its operators are built and loaded …"
 _SHOWN_FOR = 6000  # milliseconds, of a message in the status bar
 _SLOW = 400  # milliseconds after which a picture that does not come is worth a word
 
@@ -58,7 +60,7 @@ class Window(QMainWindow):
         self._lay_out()
         add_menus(self)
         self._connect()
-        self._restore()
+        restore(self)
         self._fill_recent()
         self._retitle()
         if watch and settings.get("watch", True):
@@ -180,8 +182,11 @@ class Window(QMainWindow):
         self._waiting.stop()
         if busy:
             self._waiting.start(_SLOW)
-        elif self.status.text() == _WORKING:
+        elif self.status.text() in (_WORKING, _FIRST):
             self.status.setText("")
+
+    def _say_working(self) -> None:
+        self.status.setText(_WORKING if self.view and self.view.frame else _FIRST)
 
     # Edits
 
@@ -257,7 +262,7 @@ class Window(QMainWindow):
             self.statusBar().addPermanentWidget(label)
         self.speed.setToolTip("For a whole picture; and how fast points are sampled")
         self._waiting = QTimer(self, singleShot=True)
-        self._waiting.timeout.connect(lambda: self.status.setText(_WORKING))
+        self._waiting.timeout.connect(self._say_working)
 
     def _connect(self) -> None:
         self.renderer.rendered.connect(self.show_frame)
@@ -330,42 +335,10 @@ class Window(QMainWindow):
     def _retitle(self) -> None:
         self.setWindowTitle(f"{self.scene.source.title} - {_TITLE}" if self.scene else _TITLE)
 
-    def _restore(self) -> None:
-        settings, panel = self.settings, self.panel
-        if not self.restoreGeometry(settings.bytes("geometry")):
-            self.resize(1280, 820)
-        for choice, name in self._kept_choices().items():
-            if settings.get(name, choice.value) in choice.buttons:
-                choice.choose(settings.get(name, choice.value))
-        self.volume.mirrored = settings.get("mirrored", False)
-        panel.mirrored.setChecked(settings.get("mirrored", False))
-        if file := settings.get("table file", ""):
-            self.choices.read_table(Path(file))
-        self.choices.use_table(settings.get("table", ""))
-        self.show_choices()
-        for path in filter(None, settings.get("libraries", "").split("\n")):
-            if Path(path).is_dir():
-                self.choices.add_library(Path(path))
-
-    def _kept_choices(self) -> dict[Choice, str]:
-        panel = self.panel
-        return {
-            panel.interpolation: "interpolation",
-            panel.method: "method",
-            panel.comparison: "comparison",
-        }
-
     def closeEvent(self, event: QCloseEvent) -> None:
         """Keep the choices, and end the threads; what is under way in them is dropped."""
-        self.settings.put("geometry", self.saveGeometry())
-        for choice, name in self._kept_choices().items():
-            self.settings.put(name, choice.value)
-        self.settings.put("mirrored", self.panel.mirrored.isChecked())
-        self.settings.put("table", self.choices.table_name)
-        self.settings.put("table file", self.choices.table_file)
-        self.settings.save()
+        keep(self)
         self.hide()
         ended = [self.opening.stop(), self.renderer.stop(), self.choices.stop()]
-        self.watching.stop()
-        self.stuck = not all(ended)
+        self.stuck = not all([*ended, self.watching.finish()])
         event.accept()

@@ -172,33 +172,62 @@ class Call(QThread):
 
 
 class Watching(QObject):
-    """Takes in edits of kernels as their files are saved, and tells of each."""
+    """Takes in edits of kernels as their files are saved, and tells of each.
+
+    To begin and to end may take a moment, in threads; `is_on` is what is wanted.
+    """
 
     noticed = Signal(Notice)
     failed = Signal(str)
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_on = False
         self._watch: Any = None
-
-    @property
-    def is_on(self) -> bool:
-        """True while it watches."""
-        return self._watch is not None
+        self._calls: list[Call] = []
 
     def start(self) -> None:
         """Watch the sources of `loader` and of every `loader.Library` that there is by now."""
         self.stop()
-        try:
-            self._watch = loader.watch(tell=self._tell, differing=True)
-        except (ImportError, OSError, RuntimeError) as error:
-            self.failed.emit(str(error))
+        self.is_on = True
+        self._call(self._begin)
 
     def stop(self) -> None:
         """Watch no more."""
+        self.is_on = False
+        self._call(self._end)
+
+    def finish(self) -> bool:
+        """Watch no more, and wait for what is under way; False if that does not end."""
+        self.stop()
+        return all(call.wait(PATIENCE) for call in [*self._calls])
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call it in a thread, after those before."""
+        before = [*self._calls]
+
+        def in_turn() -> None:
+            for call in before:
+                call.wait()
+            function()
+
+        call = Call(in_turn)
+        call.failed.connect(self._fail)
+        call.finished.connect(lambda: self._calls.remove(call))
+        self._calls.append(call)
+        call.start()
+
+    def _begin(self) -> None:
+        self._watch = loader.watch(tell=self._tell, differing=True)
+
+    def _end(self) -> None:
         if self._watch:
             self._watch.stop()
         self._watch = None
+
+    def _fail(self, text: str) -> None:
+        self.is_on = False
+        self.failed.emit(text)
 
     def _tell(self, report: Any) -> None:
         """In the thread that watches."""
