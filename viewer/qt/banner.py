@@ -22,7 +22,7 @@ class Banner(QFrame):
         layout.setContentsMargins(12, 7, 8, 7)
         words = QVBoxLayout()
         words.setSpacing(2)
-        self.title, self.text = QLabel(), QLabel(wordWrap=True)
+        self.title, self.text = QLabel(wordWrap=True), QLabel(wordWrap=True)
         for label in (self.title, self.text):
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
             words.addWidget(label)

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import (
     QMainWindow,
     QMenu,
     QScrollArea,
+    QSizePolicy,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -183,10 +184,15 @@ class Window(QMainWindow):
         if busy:
             self._waiting.start(_SLOW)
         elif self.status.text() in (_WORKING, _FIRST):
-            self.status.setText("")
+            self.say("")
 
     def _say_working(self) -> None:
-        self.status.setText(_WORKING if self.view and self.view.frame else _FIRST)
+        self.say(_WORKING if self.view and self.view.frame else _FIRST)
+
+    def say(self, words: str) -> None:
+        """Say what is being waited for; "" for nothing."""
+        self.status.setText(words)
+        self.status.setVisible(bool(words))
 
     # Edits
 
@@ -255,8 +261,10 @@ class Window(QMainWindow):
         row.addWidget(self.side)
         self.setCentralWidget(whole)
         self.status, self.place, self.compared, self.speed = (QLabel() for _ in range(4))
-        self.statusBar().addWidget(self.status)
-        self.statusBar().addWidget(self.place, 1)
+        for label in (self.status, self.place):  # however long, they do not widen the window
+            label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+            self.statusBar().addWidget(label, 1)
+        self.status.hide()
         for label in (self.compared, self.speed):
             label.setContentsMargins(10, 0, 6, 0)
             self.statusBar().addPermanentWidget(label)
@@ -273,7 +281,7 @@ class Window(QMainWindow):
         self.choices.changed.connect(self.request)
         self.choices.changed.connect(self.show_choices)
         self.choices.failed.connect(self.complain)
-        self.choices.waiting.connect(self.status.setText)
+        self.choices.waiting.connect(self.say)
         self.choices.library_added.connect(self._library_added)
         self.opening.opened.connect(self.show_source)
         self.opening.failed.connect(lambda text: self.complain("This file cannot be shown", text))
