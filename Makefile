@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo fit ways test matrix sanitize check format bench lock clean
+.PHONY: demo fit ways notebooks test matrix sanitize check format bench docs lock clean
 
 demo: $(READY)  ## the main job: resample a brain, check and time it
 	$(RUN) examples/resample_brain.py
@@ -14,6 +14,9 @@ fit: $(READY)  ## recover a volume and its sampling positions by gradient descen
 
 ways: $(READY)  ## build the operators in three ways, compare bits and times
 	$(RUN) examples/three_ways/compare.py
+
+notebooks: $(READY)  ## run examples/*.ipynb on the CPU and keep their outputs in them
+	$(RUN) -m loader bench notebooks
 
 test: $(READY)  ## on all cores, the longest first; two workers more, as some tests wait
 	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 2)) --maxprocesses 8 \
@@ -42,6 +45,12 @@ format: $(READY)
 bench: $(READY)
 	$(RUN) -m loader bench interpolation
 
+docs: $(READY)  ## the site, in site/: search, formulas and pictures without a network
+	rm -rf site
+	$(RUN) docs/made.py
+	$(RUN) -m sphinx -E -W --keep-going -n -q -b html docs site
+	$(RUN) docs/check_site.py site
+
 lock:  ## needs uv
 	uv pip compile --universal --python-version 3.10 --group dev --no-emit-index-url --no-header \
 	    --no-annotate -q -o requirements.txt
@@ -56,4 +65,4 @@ $(READY): requirements.txt
 	@touch $@
 
 clean:  ## the build cache; .venv stays
-	rm -rf tmp_build/store tmp_build/work examples/three_ways/build examples/cpp/build
+	rm -rf site tmp_build/store tmp_build/work examples/three_ways/build examples/cpp/build

@@ -30,7 +30,9 @@ from time import perf_counter as _now
 # Makes `loader.jit` and `loader.ops` submodules, in a checkout and in an installed package alike.
 __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-if __name__ == "__main__":
+# An installed `python -m loader` imports the package first; then this is in sys.argv still.
+_asked = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("loader", "-mloader")
+if __name__ == "__main__" or _asked:
     # Only the package: `python -m loader doctor` has to work where `import torch` does not.
     sys.modules["loader"] = type(sys)("loader")
     sys.modules["loader"].__path__ = __path__

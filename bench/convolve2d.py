@@ -7,6 +7,8 @@ reference (up to 5 x 5 taps: it unrolls them all), scipy.ndimage.convolve on the
 of as many bytes, and the bandwidth of a large copy.
 """
 
+from functools import partial
+
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
@@ -127,5 +129,6 @@ def main(arguments=None):
         for K in KERNELS[: 2 if options.quick else 4]
     ]
     cases += [((2048, 2048), 5, "nearest", torch.float32)]
-    rows = [row for case in cases for row in measure(*case, timer, limit)]
+    made = {str(case): partial(measure, *case, timer, limit) for case in cases}
+    rows = harness.each("convolve2d", "convolve2d", options, made)
     harness.finish("convolve2d", "convolve2d", rows, options, copy_bytes_per_us=limit)

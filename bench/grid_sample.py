@@ -12,6 +12,7 @@ F.grid_sample rounds the places of the pixels to float16 and its values are wron
 """
 
 import math
+from functools import partial
 from statistics import geometric_mean
 
 import torch
@@ -294,11 +295,11 @@ def main(arguments=None):
     if not options.quick:
         compiled = torch.compile(by_torch, dynamic=False)
         torch._dynamo.config.recompile_limit = 16  # dtypes, layouts and channels of the images
-    rows = [
-        row
+    made = {
+        f"{case}, {dtype}": partial(measure, case, dtype, timer, limit, compiled)
         for dtype in DTYPES[: 2 if cuda else 1]
         for case in cases
-        for row in measure(case, dtype, timer, limit, compiled)
-    ]
+    }
+    rows = harness.each("grid_sample", "grid_sample", options, made)
     conclude(rows)
     harness.finish("grid_sample", "grid_sample", rows, options, copy_bytes_per_us=limit)

@@ -19,7 +19,7 @@ import torch._functorch.config
 import torch.nn.functional as F
 
 import loader
-from harness import RESULTS, ROOT, Timer, circumstances, keep
+from harness import RESULTS, ROOT, Timer, each, finish
 
 SIDE, CHANNELS = 128, 16
 POINTS = [round(10 ** (k / 2)) for k in range(6, 17)]
@@ -158,16 +158,18 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if not options.draw:
         torch._functorch.config.donated_buffer = False  # the graph is kept for the next repeat
-        begun = time.perf_counter()
+        options.begun = time.perf_counter()
         timer = Timer(options.device, options.repeats, options.seconds)
         step, fixed = 4 if options.quick else 1, FIXED[options.device]
-        rows = [
-            *sweep("N", [(N, CHANNELS) for N in POINTS[::step]], timer, options.most),
-            *sweep("C", [(fixed, C) for C in WIDTHS[::step]], timer, options.most),
-        ]
-        facts = circumstances(options.device, ["grid_sample"])
-        path = keep("growth", options.device, facts, rows, options.results)
-        print(f"kept in {path}, {time.perf_counter() - begun:.0f} s", flush=True)
+        sweeps = {
+            "N": [(N, CHANNELS) for N in POINTS[::step]],
+            "C": [(fixed, C) for C in WIDTHS[::step]],
+        }
+        cases = {
+            name: partial(sweep, name, some, timer, options.most) for name, some in sweeps.items()
+        }
+        rows = each("growth", "grid_sample", options, cases)
+        finish("growth", "grid_sample", rows, options)
     files = [(options.results or RESULTS) / f"growth_{device}.json" for device in ("cuda", "cpu")]
     picture = options.results / PICTURE.name if options.results else PICTURE
     draw([json.loads(file.read_text()) for file in files if file.exists()], picture)

@@ -104,10 +104,64 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def each(
+    name: str, operator: str, options: argparse.Namespace, cases: dict[str, Callable]
+) -> list[dict]:
+    """Return the rows of all cases, each kept as soon as it is measured.
+
+    A run that was ended is gone on with, where device, versions, sources and options are the same:
+    what it has measured is not measured again. Each of `cases` is a function that gives rows.
+    """
+    file, same = _part(name, options), _same(operator, options)
+    try:
+        kept = json.loads(file.read_text())
+    except (OSError, ValueError):
+        kept = {}
+    done = kept["cases"] if kept.get("of") == same else {}
+    if found := [case for case in cases if case in done]:
+        print(f"{len(found)} of {len(cases)} cases are kept from a run before", flush=True)
+    begun, left = time.perf_counter(), [case for case in cases if case not in done]
+    for k, case in enumerate(left):
+        taken = time.perf_counter() - begun
+        rest = f", about {duration(taken / k * (len(left) - k))} left" if k else ""
+        print(f"-- {len(found) + k + 1} of {len(cases)}: {case}{rest}", flush=True)
+        try:
+            done[case] = [*cases[case]()]
+        except KeyboardInterrupt:
+            kept = len(found) + k
+            print(f"\nended: {kept} of {len(cases)} cases are kept; the same command goes on there")
+            raise
+        _write(file, {"of": same, "cases": done})
+    return [row for case in cases for row in done[case]]
+
+
+def duration(seconds: float) -> str:
+    """Return a time as one says it."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _part(name: str, options: argparse.Namespace) -> Path:
+    """The file of a run that has not come to its end."""
+    return (options.results or RESULTS) / f".{name}_{options.device}.part.json"
+
+
+def _same(operator: str, options: argparse.Namespace) -> dict:
+    """What has to be equal for a case of another run to count."""
+    facts = {**circumstances(options.device, [operator]), "date": None}
+    return facts | {"repeats": options.repeats, "quick": options.quick}
+
+
+def _write(file: Path, record: dict) -> None:
+    """All of it or nothing, whenever the run is ended."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps(record, indent=1) + "\n")
+    draft.replace(file)
+
+
 def keep(name: str, device: str, facts: dict, rows: list[dict], folder: Path | None = None) -> Path:
     """Write the results as `results/<name>_<device>.json`."""
     path = (folder or RESULTS) / f"{name}_{device}.json"
-    path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    _write(path, {**facts, "rows": rows})
     return path
 
 
@@ -136,5 +190,8 @@ def finish(
 ) -> None:
     """Keep a run's rows beside the circumstances and these facts; say where, and what it took."""
     facts = {**circumstances(options.device, [operator]), **facts}
+    if options.quick:
+        facts["quick"] = True
     path = keep(name, options.device, facts, rows, options.results)
+    _part(name, options).unlink(missing_ok=True)
     print(f"kept in {path}, {time.perf_counter() - options.begun:.0f} s", flush=True)

@@ -7,6 +7,8 @@ far as points reach it. Peers: eager PyTorch and, in float32, torch.compile of t
 Limit: a copy of these bytes.
 """
 
+from functools import partial
+
 import torch
 import torch._functorch.config
 
@@ -123,10 +125,10 @@ def main(arguments=None):
     cuda = options.device == "cuda"
     timer, limit = harness.start(options)
     cases = CASES if cuda else CPU_CASES
-    rows = [
-        row
+    made = {
+        f"{case}, {dtype}": partial(measure, case, dtype, timer, limit, options.peers)
         for dtype in DTYPES[: 3 if cuda and not options.quick else 1]
         for case in cases[: 1 if options.quick else None]
-        for row in measure(case, dtype, timer, limit, options.peers)
-    ]
+    }
+    rows = harness.each("hash_grid", "hash_grid_encoding", options, made)
     harness.finish("hash_grid", "hash_grid_encoding", rows, options, copy_bytes_per_us=limit)

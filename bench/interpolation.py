@@ -6,6 +6,7 @@ Peers: the tutorial's kernel, eager PyTorch, torch.compile of the same formula. 
 many bytes, and the bandwidth of a large copy.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -128,9 +129,12 @@ def main(arguments=None):
     for operator in options.operators:
         with_tutorial = cuda and operator == "trilinear_interpolation" and not options.quick
         tutorial = tutorial_kernel() if with_tutorial else None
-        rows = []
-        for dtype in DTYPES[: 1 if options.quick else 3]:
-            for N, F in CASES if cuda else CPU_CASES:
-                case = (operator, OPERATORS[operator], N, F, dtype)
-                rows += measure(*case, timer, tutorial, limit)
+        cases = {
+            f"{N} x {F}, {dtype}": partial(
+                measure, operator, OPERATORS[operator], N, F, dtype, timer, tutorial, limit
+            )
+            for dtype in DTYPES[: 1 if options.quick else 3]
+            for N, F in (CASES if cuda else CPU_CASES)
+        }
+        rows = harness.each(operator, operator, options, cases)
         harness.finish(operator, operator, rows, options, copy_bytes_per_us=limit)

@@ -8,6 +8,8 @@ they are installed. Limit: a copy of as many bytes. The photograph is scikit-ima
 tiled to 12 megapixels; noise has no neighbours that share a cell.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch._functorch.config
@@ -207,11 +209,14 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     timer, limit = harness.start(options)
     size = SIZE if options.device == "cuda" else CPU_SIZE
-    rows = []
-    for dtype in DTYPES[: 1 if options.quick else 3]:
-        for S in (33,) if options.quick else (33, 65):
-            for kind in ("photograph", "noise"):
-                for method in METHODS:
-                    case = (kind, size, S, dtype, method, timer, S == 33 and kind != "noise")
-                    rows += measure(*case)
+    cases = {
+        f"{method}, {S}, {kind}, {dtype}": partial(
+            measure, kind, size, S, dtype, method, timer, S == 33 and kind != "noise"
+        )
+        for dtype in DTYPES[: 1 if options.quick else 3]
+        for S in ((33,) if options.quick else (33, 65))
+        for kind in ("photograph", "noise")
+        for method in METHODS
+    }
+    rows = harness.each("lut3d", "apply_lut3d", options, cases)
     harness.finish("lut3d", "apply_lut3d", rows, options, copy_bytes_per_us=limit)

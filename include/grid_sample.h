@@ -74,7 +74,36 @@ struct GridSampleParams {
     int32_t threads;     // of the CPU's pool
     int32_t phase;       // of the CPU's work, from 0 on
     bool scattered;      // neighbouring points lie far apart; grid_sample_scratch_cpu looks
+    const struct GridSampleRest* rest;  // where `needs_rest`
 };
+
+struct GridSampleJob;
+struct Fields;
+struct Part;
+struct CUstream_st;
+
+/// Bicubic interpolation of volumes, and second derivatives of all that is bicubic.
+OCTET_KERNEL void grid_sample_cubic_cpu(const GridSampleParams* p, const Fields* fields,
+                                        const Part* part);
+OCTET_KERNEL const char* grid_sample_cubic(GridSampleJob& job, int V, CUstream_st* stream);
+/// On the GPU all else in 16 bits.
+OCTET_KERNEL const char* grid_sample_forward_16bit(GridSampleJob& job, int V, CUstream_st* stream);
+OCTET_KERNEL const char* grid_sample_backward_16bit(GridSampleJob& job, int V, CUstream_st* stream);
+
+/// What few calls need and compilers take half of their time for: functions in a library of their
+/// own, which is loaded when one is needed.
+struct GridSampleRest {
+    decltype(&grid_sample_cubic_cpu) cubic_cpu;
+    decltype(&grid_sample_cubic) cubic;
+    decltype(&grid_sample_forward_16bit) forward_16bit;
+    decltype(&grid_sample_backward_16bit) backward_16bit;
+};
+
+inline bool needs_rest(const GridSampleParams& p, bool on_gpu) {
+    const bool second = p.to_grad_input || p.to_grad_grid;
+    if (p.interpolation == Interpolation::kCubic && (p.D == 3 || second)) return true;
+    return on_gpu && (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16);
+}
 
 /// Bytes of scratch memory that the job is to be given.
 OCTET_KERNEL int64_t grid_sample_scratch_cuda(const GridSampleParams* p);

@@ -4,16 +4,16 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators.frame import vmap
-from loader.jit.operators.shapes import Sizes
+from loader.jit.operators.shapes import Sizes, shown
 
 from . import corners
-from .linear import Linear, in_turns
+from .linear import Linear, in_turns, rank, refuse_batch
 
 _METHODS = ("trilinear", "tetrahedral")
+_LUT = "lut must be (S, S, S, 3), indexed [r, g, b]", 5
 _LARGEST = 1024  # entries along an axis
 _MOST_TABLES, _MOST_ENTRIES = 65535, 2**31 - 1  # at once
 _MANY = 1 << 21  # pixels of a uint8 image for which the GPU has kernels of their own
-_DTYPES = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def apply_lut3d(image: Tensor, lut: Tensor, interpolation: str = "trilinear") -> Tensor:
@@ -46,7 +46,7 @@ def apply_lut3d(image: Tensor, lut: Tensor, interpolation: str = "trilinear") ->
     Source: `apply_lut3d_reference`; the tetrahedra are those of Kasson, Plouffe and Nin, A
     tetrahedral interpolation technique for color space conversion (1993).
     """
-    _check_table(lut)
+    refuse_batch("apply_lut3d", _LUT, lut)
     return _operator.call(image, lut, interpolation)
 
 
@@ -136,16 +136,8 @@ def _check(interpolation) -> None:
         )
 
 
-def _check_table(lut) -> None:
-    """(G, S, S, S, 3) is for torch.vmap alone."""
-    if isinstance(lut, Tensor) and lut.dim() == 5:
-        raise RuntimeError(
-            f"apply_lut3d: lut must be (S, S, S, 3), indexed [r, g, b], got {tuple(lut.shape)}"
-        )
-
-
 def _options(image, lut, interpolation) -> tuple[str]:
-    _check_table(lut)
+    refuse_batch("apply_lut3d", _LUT, lut)
     _check(interpolation)
     return (interpolation,)
 
@@ -154,17 +146,13 @@ def _fake(image, lut, interpolation):
     _check(interpolation)
     sizes = Sizes("apply_lut3d")
     sizes.match("image", image, "(..., 3)", "move the channels last, e.g. image.movedim(-3, -1)")
-    torch._check(
-        image.dtype in _DTYPES,
-        lambda: f"apply_lut3d: image must be uint8 or floating, got {image.dtype}",
-    )
     if lut.dim() == 5:
         sizes.match("lut", lut, "(G, S, S, S, 3)")
         torch._check(
             image.dim() > 1 and image.shape[0] == lut.shape[0],
             lambda: (
                 "apply_lut3d: image must have the first dimension of lut (G, S, S, S, 3), "
-                f"{tuple(lut.shape)}, got {tuple(image.shape)}"
+                f"{shown(lut)}, got {shown(image)}"
             ),
         )
     else:
@@ -174,7 +162,7 @@ def _fake(image, lut, interpolation):
         S >= 2 and S <= _LARGEST,
         lambda: (
             f"apply_lut3d: lut must have 2 to {_LARGEST} entries along an axis, "
-            f"got shape {tuple(lut.shape)}"
+            f"got shape {shown(lut)}"
         ),
     )
     return image.new_empty(image.shape)
@@ -224,7 +212,9 @@ def _batched(op, images: int, lut_gradient) -> None:
 
     def rule(info, in_dims, *args):
         B, lut, dim = info.batch_size, args[images], in_dims[images]
-        nested = lut.dim() - (dim is not None) == 5  # a batch of batches with their tables
+        nested = rank(lut, dim) == 5  # a batch of batches with their tables
+        if rank(lut, dim) < 4 or rank(args[0], in_dims[0]) == 0:
+            return in_turns(op, info, in_dims, args)
         own = nested or dim is not None or lut_gradient(args)
 
         def whole(x, dim):
@@ -248,7 +238,13 @@ def _batched(op, images: int, lut_gradient) -> None:
 
 
 _operator = Linear(
-    apply_lut3d, ("image", "lut"), linear=(1,), fake=_fake, options=_options, along=_along
+    apply_lut3d,
+    ("image", "lut"),
+    linear=(1,),
+    fake=_fake,
+    options=_options,
+    along=_along,
+    also={"image": torch.uint8},
 )
 _batched(_operator.op, 1, lambda args: False)
 _batched(_operator.backward_op, 2, lambda args: args[-1])

@@ -43,6 +43,6 @@ def bilinear_interpolation_reference(feats: Tensor, points: Tensor) -> Tensor:
     return out.to(feats.dtype)
 
 
-_forms = multilinear(bilinear_interpolation, axes=(1, 0))
+_forms = multilinear(bilinear_interpolation, axes=(1, 0), order="corner i + 2j at (i, j)")
 _call, bilinear_interpolation_fw, bilinear_interpolation_bw, samples, benchmark = _forms
 bilinear_interpolation_py = bilinear_interpolation_reference

@@ -4,9 +4,11 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators.frame import vmap
+from loader.jit.operators.shapes import shown
 
-from .linear import Linear
+from .linear import Linear, in_turns, rank, refuse_batch
 
+_KERNEL = "kernel must be (kh, kw)", 3
 _MODES, _BOUNDARIES = ("same", "valid", "full"), ("zero", "reflect", "nearest")
 
 
@@ -40,6 +42,7 @@ def convolve2d(image: Tensor, kernel: Tensor, mode: str = "same", boundary: str 
 
     Source: `convolve2d_reference`.
     """
+    refuse_batch("convolve2d", _KERNEL, kernel)
     return _operator.call(image, kernel, mode, boundary)
 
 
@@ -92,8 +95,7 @@ def benchmark(device):
 
 
 def _options(image, kernel, mode, boundary) -> tuple[str, str]:
-    if kernel.dim() != 2:  # (G, kh, kw) is for torch.vmap alone
-        raise RuntimeError(f"convolve2d: kernel must be (kh, kw), got {tuple(kernel.shape)}")
+    refuse_batch("convolve2d", _KERNEL, kernel)
     _check(mode, boundary)
     return mode, boundary
 
@@ -111,17 +113,32 @@ def _fake(image, kernel, mode, boundary):
     _check(mode, boundary)
     torch._check(
         image.dim() in (2, 3),
-        lambda: f"convolve2d: image must be (H, W) or (N, H, W), got {tuple(image.shape)}",
+        lambda: (
+            f"convolve2d: image must be (H, W) or (N, H, W), got {shown(image)}; "
+            "join leading dimensions, e.g. with .flatten(0, -3)"
+        ),
     )
     torch._check(
         kernel.dim() == 2 or (kernel.dim() == 3 and image.dim() == 3),
-        lambda: f"convolve2d: kernel must be (kh, kw), got {tuple(kernel.shape)}",
+        lambda: f"convolve2d: kernel must be (kh, kw), got {shown(kernel)}",
     )
     torch._check(
         kernel.shape[-2] * kernel.shape[-1] > 0,
-        lambda: f"convolve2d: kernel must have at least one tap, got shape {tuple(kernel.shape)}",
+        lambda: f"convolve2d: kernel must have at least one tap, got shape {shown(kernel)}",
     )
-    return image.new_empty(_shape(image, kernel, mode, 1))
+    shape = _shape(image, kernel, mode, 1)
+    torch._check(
+        mode != "valid" or min(shape[-2:]) > 0,
+        lambda: (
+            "convolve2d: mode 'valid' needs an image no smaller than the kernel, "
+            f"{shown(kernel)}, got {shown(image)}"
+        ),
+    )
+    torch._check(
+        mode != "full" or min(image.shape[-2:]) > 0,
+        lambda: f"convolve2d: mode 'full' needs an image with pixels, got {shown(image)}",
+    )
+    return image.new_empty(shape)
 
 
 def _fake_gradients(grad_out, image, kernel, mode, boundary):
@@ -150,13 +167,16 @@ def _batched(op, images: int, kernel_too: bool):
         def whole(x, dim):
             return x.expand(B, *x.shape) if dim is None else x.movedim(dim, 0)
 
+        if min(rank(args[i], in_dims[i]) for i in range(images + 1) if args[i] is not None) < 2:
+            return in_turns(op, info, in_dims, args)
         args, images_joined, kernels_joined = list(args), False, False
         for i in range(images):
             if args[i] is not None:
                 x = whole(args[i], in_dims[i])
                 images_joined = x.dim() == 4
                 args[i] = x.flatten(0, 1) if images_joined else x
-        if kernel_too or in_dims[images] is not None:
+        # Kernels of a batch within this one go with neighbouring images, so each member has them.
+        if kernel_too or in_dims[images] is not None or args[images].dim() == 3:
             x = whole(args[images], in_dims[images])
             kernels_joined = x.dim() == 4
             args[images] = x.flatten(0, 1) if kernels_joined else x

@@ -5,7 +5,8 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
 from loader.jit.operators import frame
-from loader.jit.operators.frame import asked, batched, check_fake, check_tensors, keep, total
+from loader.jit.operators.frame import asked, batched, check_tensors, keep, total
+from loader.jit.operators.shapes import check_fake, shown
 
 from .grid_sample_plain import grid_sample_reference
 from .linear import Linear
@@ -46,7 +47,9 @@ def grid_sample(
     Raises:
         TypeError: `input` or `grid` is no tensor.
         ValueError: `mode` or `padding_mode` is none of the above.
-        RuntimeError: a shape, a dtype, a layout or a device does not fit; the message says which.
+        RuntimeError: a shape, a dtype, a layout or a device does not fit, or what few calls need
+            (bicubic volumes and second derivatives, 16 bits on a GPU) could not be compiled; the
+            message says which.
         loader.BuildError: the operator could not be compiled.
 
     Source: `grid_sample_reference`; bicubic: Keys (1981), with a = -0.75.
@@ -116,28 +119,42 @@ def _autocast(input, grid):
     device = input.device.type
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return input, grid
-    eligible = [x.dtype for x in (input, grid) if x.dtype != torch.float64]
+    eligible = [x.dtype for x in (input, grid) if _is_cast(x)]
     if device == "cpu":
         wide = torch.float32
     else:
         wide = torch.get_autocast_dtype(device)
         for dtype in eligible:
             wide = torch.promote_types(wide, dtype)
-    return (x if x.dtype == torch.float64 else x.to(wide) for x in (input, grid))
+    return (x.to(wide) if _is_cast(x) else x for x in (input, grid))
+
+
+def _is_cast(x) -> bool:
+    return x.is_floating_point() and x.dtype != torch.float64
 
 
 def _fake(input, grid, interpolation, padding, align_corners):
-    dims, shapes = input.dim(), f"input {tuple(input.shape)} and grid {tuple(grid.shape)}"
-    torch._check(
-        dims in (4, 5) and grid.dim() == dims and grid.shape[-1] == dims - 2,
+    dims, shape, points = input.dim(), shown(input), shown(grid)
+
+    def check(holds, message):
+        torch._check(holds, lambda: f"grid_sample: {message()}")
+
+    check(dims in (4, 5), lambda: f"input must be (N, C, H, W) or (N, C, D, H, W), got {shape}")
+    fitting = "(N, H_out, W_out, 2)" if dims == 4 else "(N, D_out, H_out, W_out, 3)"
+    check(
+        grid.dim() == dims and grid.shape[-1] == dims - 2,
+        lambda: f"grid must be {fitting} for an input of {dims} dimensions, got {points}",
+    )
+    check(
+        grid.shape[0] == input.shape[0],
         lambda: (
-            "grid_sample: shapes must be (N, C, H, W) and (N, H_out, W_out, 2), or "
-            f"(N, C, D, H, W) and (N, D_out, H_out, W_out, 3), got {shapes}"
+            f"grid must have the batch size of input, {shape[0]}, got {points}; "
+            f"expand it, e.g. grid.expand({', '.join(map(str, [shape[0], *[-1] * (dims - 1)]))})"
         ),
     )
-    torch._check(
-        grid.shape[0] == input.shape[0],
-        lambda: f"grid_sample: grid must have the batch size of input, got {shapes}",
+    check(
+        all(size > 0 for size in input.shape[2:]),
+        lambda: f"input must have at least one pixel along each axis, got {shape}",
     )
     return input.new_empty((*input.shape[:2], *grid.shape[1:-1]))
 
@@ -147,7 +164,7 @@ def _fake_gradients(grad_out, input, grid, *options):
 
 
 def _fake_second(to_grad_input, to_grad_grid, grad_out, input, grid, *options):
-    check_fake("grid_sample", grad_out=grad_out, input=input, grid=grid)
+    check_fake("grid_sample", {"grad_out": grad_out, "input": input, "grid": grid})
     all_three = grad_out.new_empty(grad_out.shape), *_fake_gradients(grad_out, input, grid)
     need = options[3:6]
     return tuple(x if w else x.new_empty(0) for x, w in zip(all_three, need, strict=True))

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from loader.jit.operators.frame import vmap
-from loader.jit.operators.shapes import Sizes
+from loader.jit.operators.shapes import Sizes, shown
 
-from .linear import Linear, in_turns
+from .linear import Linear, in_turns, rank
 
 _NAME = "hash_grid_encoding"
 _PRIMES = 1, 2654435761, 805459861
@@ -44,9 +44,9 @@ def hash_grid_encoding(
 
     Returns:
         (N, L * F), level by level, dtype and device of `table`; accumulated in float32 (float64 for
-        float64). Differentiable in both arguments, and once more through the gradient to `points`
-        (as losses on normals and eikonal terms need) and to `table`; third derivatives, and forward
-        mode over forward mode, raise.
+        float64). Differentiable in both arguments, to any order; kernels compute the second
+        derivatives too (as losses on normals and eikonal terms need), of a gradient, and plain
+        PyTorch third ones and forward mode over forward mode.
 
         On CUDA devices the gradient to `table` adds up in no fixed order, unless
         `torch.use_deterministic_algorithms(True)`: then in fixed point, with the same bits in every
@@ -146,18 +146,45 @@ def _options(points, table, base_resolution, per_level_scale) -> tuple[None, int
 def _fake(points, table, along, base_resolution, per_level_scale):
     torch._check(
         points.dim() == 2 and points.shape[1] in (2, 3),
-        lambda: f"{_NAME}: points must be (N, 2) or (N, 3), got {tuple(points.shape)}",
+        lambda: (
+            f"{_NAME}: points must be (N, 2) or (N, 3), got {shown(points)}; "
+            "join leading dimensions with .flatten(0, -2)"
+        ),
     )
     sizes = Sizes(_NAME)
     sizes.match("table", table, "(L, T, F)")
     torch._check(
         1 <= sizes["F"] <= _MOST_FEATURES,
         lambda: (
-            f"{_NAME}: table (L, T, F) must have 1 to {_MOST_FEATURES} features, "
-            f"got {tuple(table.shape)}"
+            f"{_NAME}: table (L, T, F) must have 1 to {_MOST_FEATURES} features, got {shown(table)}"
         ),
     )
-    return table.new_empty((points.shape[0], table.shape[0] * table.shape[2]))
+    L, T, F = table.shape
+    for fits, message in (
+        (1 <= L <= 128, "1 to 128 levels"),
+        (T >= 1, "1 to 2^31 rows to a level"),
+    ):
+        torch._check(
+            fits,
+            lambda message=message: (
+                f"{_NAME}: table (L, T, F) must have {message}, got {shown(table)}"
+            ),
+        )
+    _check_ranges(L, base_resolution, per_level_scale)
+    return table.new_empty((points.shape[0], L * F))
+
+
+def _check_ranges(levels: int, base: int, scale: float) -> None:
+    if base < 1:
+        raise ValueError(f"{_NAME}: base_resolution must be 1 or more, got {base}")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"{_NAME}: per_level_scale must be a positive number, got {scale:f}")
+    for l in range(levels):
+        if base * scale**l - 1 >= 2**31:
+            raise ValueError(
+                f"{_NAME}: base_resolution * per_level_scale^l must stay below 2^31, got "
+                f"{base} * {scale:f}^{l}; use fewer levels or a smaller per_level_scale"
+            )
 
 
 class _Encoding(Linear):
@@ -176,13 +203,28 @@ class _Encoding(Linear):
         return *both, for_along, base, scale
 
     def second(self, arriving, grad_out, tensors, options, need):
-        """Raises where the operator has a derivative's kernel already."""
-        if tensors[2] is not None:
-            raise NotImplementedError(
-                f"{_NAME}: third derivatives are not computed; differentiate "
-                f"{_NAME}_reference, which is plain PyTorch"
-            )
-        return super().second(arriving, grad_out, tensors, options, need)
+        """In plain PyTorch where the operator is a derivative itself, which is rare."""
+        if tensors[2] is None:
+            return super().second(arriving, grad_out, tensors, options, need)
+        places = [i for i, to in enumerate(arriving) if to is not None]
+
+        def gradients(grad_out, *tensors):
+            _, pull = torch.func.vjp(lambda *x: _derivative(*x, *options), *tensors)
+            found = pull(grad_out)
+            return tuple(found[i] for i in places)
+
+        _, pull = torch.func.vjp(gradients, grad_out, *tensors)
+        return pull(tuple(arriving[i] for i in places))
+
+
+def _derivative(points, table, along, base_resolution, per_level_scale):
+    """How the reference's encoding changes with points that move `along`."""
+
+    def encoding(points):
+        options = {"base_resolution": base_resolution, "per_level_scale": per_level_scale}
+        return hash_grid_encoding_reference(points, table, **options)
+
+    return torch.func.jvp(encoding, (points,), (along,))[1]
 
 
 def _along(to, grad_out, points, table, along, *options_and_need):
@@ -192,7 +234,7 @@ def _along(to, grad_out, points, table, along, *options_and_need):
     to_grad_out = _operator.forward(*tensors, *options) if need[0] else None
     both = (None, None)
     if any(need[1:]):
-        both = _operator.gradients(grad_out, tensors, options, need[1:])
+        both = _operator.gradients(grad_out, tensors, options, need[1:3])
     return to_grad_out, *both
 
 
@@ -222,6 +264,8 @@ def _batched(op) -> None:
         if of_table is None:
             whole = _joined(points, of_points, B), table, _joined(along, of_along, B)
             return _members(op(*whole, *options), B), 0
+        if rank(table, of_table) != 3:
+            return in_turns(op, info, in_dims, (points, table, along, *options))
         wide = table.movedim(of_table, 2)  # (L, T, B, F)
         L, T, _, F = wide.shape
         gathers = points.shape[0] << points.shape[-1]

@@ -8,14 +8,16 @@ in forward mode: how X changes along `to` is the gradient of F(g, to, b) to g, h
 change along `to` are the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from loader.jit.operators import frame
-from loader.jit.operators.frame import asked, check_fake, in_forward_mode, keep, total
+from loader.jit.operators.frame import asked, in_forward_mode, keep, total
 from loader.jit.operators.node import quickly
+from loader.jit.operators.shapes import check_fake, check_fake_dtype, shown
 
 
 class Linear:
@@ -37,6 +39,7 @@ class Linear:
             `options` gives them first.
         mask: the output_mask of X_bw where none is given.
         flag: "deterministic" where X_bw takes it.
+        also: a dtype that a tensor, by name, may have beside the four of floating point.
         fake_gradients: `(grad_out, *tensors, *options)` -> both gradients, without data; where not
             given they are contiguous and of their tensors' shapes.
     """
@@ -54,9 +57,11 @@ class Linear:
         extra: int = 0,
         mask: tuple[bool, bool] = (True, False),
         flag: str = "",
+        also: Mapping[str, torch.dtype] = MappingProxyType({}),
     ):
         self.name, self.tensors, self.linear = function.__name__, tensors, linear
         self.fake, self.options, self.along, self.spared = fake, options, along, spared
+        self.also = also
         self.fake_gradients = fake_gradients or _like_tensors
         op, backward_op = frame.library(self.name), frame.registered(f"{self.name}_backward")
         names = [argument.name for argument in backward_op._schema.arguments]
@@ -118,13 +123,23 @@ class Linear:
         return self.gradients(grad_out, tensors, options, mask, deterministic)
 
     def _fake(self, *args):
-        check_fake(self.name, **dict(zip(self.tensors, args[:2], strict=True)))
+        check_fake(self.name, dict(zip(self.tensors, args[:2], strict=True)), self.also)
         return self.fake(*args)
 
     def _fake_backward(self, grad_out, *args):
         tensors, options, need = self.split(args)
         named = dict(zip(self.tensors, tensors[:2], strict=True)) | {"grad_out": grad_out}
-        check_fake(self.name, **{name: x for name, x in named.items() if x is not None})
+        check_fake(self.name, {name: x for name, x in named.items() if x is not None})
+        if tensors[0] is not None:
+            out = self.fake(*tensors, *options)
+            torch._check(
+                grad_out.shape == out.shape,
+                lambda: (
+                    f"{self.name}: grad_out must have the shape of the output, "
+                    f"{shown(out)}, got {shown(grad_out)}"
+                ),
+            )
+            check_fake_dtype(self.name, "the output", out, "grad_out", grad_out)
         both = self.fake_gradients(grad_out, *tensors, *options)
         return tuple(x if wanted else x.new_empty(0) for x, wanted in zip(both, need, strict=True))
 
@@ -167,10 +182,11 @@ class Linear:
         """Gradients of the backward, of what arrives for its two."""
         grad_out, *tensors = ctx.saved_tensors
         arriving = [x if needed else None for x, needed in zip(arriving, ctx.needed, strict=True)]
-        need, found = ctx.needs_input_grad[:3], (None,) * 3
+        need, found = ctx.needs_input_grad[: 1 + self.count], ()
         if any(need) and any(x is not None for x in arriving):
             found = self.second(arriving, grad_out, tensors, ctx.options, need)
-        return *asked(need, found), *(None,) * (self.inputs - 3)
+        found = *found, *(None,) * (len(need) - len(found))
+        return *asked(need, found), *(None,) * (self.inputs - len(need))
 
     def _tangent_backward(self, ctx, to, *tangents):
         """Of both gradients: they are linear in grad_out, and change with the tensors."""
@@ -179,7 +195,7 @@ class Linear:
         if to is not None:
             found = asked(need, self.gradients(to, tensors, ctx.options, need))
         if any(x is not None for x in along):
-            more = self.second(along, grad_out, tensors, ctx.options, (False, *need))[1:]
+            more = self.second(along, grad_out, tensors, ctx.options, (False, *need))[1:3]
             found = [total(x, y) for x, y in zip(found, more, strict=True)]
         return tuple(
             grad_out.new_empty(0) if not needed else torch.zeros_like(x) if y is None else y
@@ -187,7 +203,7 @@ class Linear:
         )
 
     def second(self, arriving, grad_out, tensors, options, need):
-        """Gradients of sum(arriving * gradients of F) to grad_out and both tensors.
+        """Gradients of sum(arriving * gradients of F) to grad_out and the tensors.
 
         None arrives for a gradient without influence; None is found where nothing was asked for.
         """
@@ -217,8 +233,27 @@ def _like_tensors(grad_out, first, second, *rest):
     return first.new_empty(first.shape), second.new_empty(second.shape)
 
 
+def refuse_batch(op: str, form: tuple[str, int], x) -> None:
+    """RuntimeError for an argument of as many dimensions as it has under torch.vmap alone.
+
+    For public functions, since the node in C++ goes by the options of an earlier call; and for
+    options, since `X_bw` asks for these alone.
+    """
+    expected, dims = form
+    if isinstance(x, Tensor) and x.dim() == dims:
+        raise RuntimeError(f"{op}: {expected}, got a tensor of {dims} dimensions")
+
+
+def rank(x: Tensor, dim: int | None) -> int:
+    """The dimensions of one member's tensor, of an argument whose batch is along `dim`."""
+    return x.dim() - (dim is not None)
+
+
 def in_turns(op, info, in_dims, args):
-    """What a rule for torch.vmap returns, where each member of the batch is a call of its own."""
+    """What a rule for torch.vmap returns, where each member of the batch is a call of its own.
+
+    So it is too where members do not fit, which with a dimension more might pass for what does.
+    """
 
     def member(i):
         return (x if d is None else x.select(d, i) for x, d in zip(args, in_dims, strict=True))

@@ -11,10 +11,11 @@ from . import corners
 from .linear import Linear
 
 
-def multilinear(function: Callable, axes: tuple[int, ...]) -> tuple[Callable, ...]:
+def multilinear(function: Callable, axes: tuple[int, ...], order: str) -> tuple[Callable, ...]:
     """The part of interpolation X's module beside `function`, X itself, and its reference.
 
-    `axes`: of the cell, the slowest in the order of its corners first. Returns the operator with
+    `axes`: of the cell, the slowest in the order of its corners first; `order` says where those
+    lie, in the words of include/X.h. Returns the operator with
     its arguments checked and `X_fw`, `X_bw`, `samples`, `benchmark`.
     """
     D, K = len(axes), 2 ** len(axes)
@@ -23,7 +24,8 @@ def multilinear(function: Callable, axes: tuple[int, ...]) -> tuple[Callable, ..
         """The sizes of the inputs; without feats N alone."""
         sizes = Sizes(function.__name__)
         if feats is not None:
-            sizes.match("feats", feats, f"(N, {K}, F)")
+            cure = f"stack the corners of a cell along dimension 1, {order}"
+            sizes.match("feats", feats, f"(N, {K}, F)", cure)
         sizes.match("points", points, f"(N, {D})")
         return sizes
 

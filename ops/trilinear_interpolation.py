@@ -45,6 +45,8 @@ def trilinear_interpolation_reference(feats: Tensor, points: Tensor) -> Tensor:
     return (lines[:, 0] * (1 - z) / 2 + lines[:, 1] * (1 + z) / 2).to(feats.dtype)
 
 
-_forms = multilinear(trilinear_interpolation, axes=(0, 1, 2))
+_forms = multilinear(
+    trilinear_interpolation, axes=(0, 1, 2), order="corner 4i + 2j + l at (i, j, l)"
+)
 _call, trilinear_interpolation_fw, trilinear_interpolation_bw, samples, benchmark = _forms
 trilinear_interpolation_py = trilinear_interpolation_reference

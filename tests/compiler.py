@@ -27,6 +27,8 @@ _OTHERS = {
     True: re.compile(r"@|-g\d?$|-fsanitize"),
     False: re.compile(r"@|-g\d?$|-fsanitize|-M|--\w+-dependenc"),
 }
+# What decides about the preprocessed source, and where lists go.
+_FOR_TEXT = "-D", "-U", "-I", "-isystem", "-iquote", "-idirafter", "-include", "-MF", "-MT", "-MQ"
 _ENVIRONMENT = re.compile(
     r"C?PATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|COMPILER_PATH|GCC_|NVCC_|SOURCE"
 )
@@ -63,6 +65,17 @@ def plain(words: list[str]) -> bool:
         return False
     others = _OTHERS["-MF" in words and sources[0].endswith(".cpp")]
     return not any(map(others.match, words))
+
+
+def behind(words: list[str]) -> list[str]:
+    """The words that matter once a source is preprocessed."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word in _FOR_TEXT:
+            next(rest, None)
+        elif not word.startswith(_FOR_TEXT):
+            kept.append(word)
+    return kept
 
 
 class Notes:
@@ -162,11 +175,15 @@ def main() -> None:
     tests = re.compile(os.path.dirname(folder) + r"(/popen-gw\d+)?/[^/\s\"]+/")
     found = os.stat(program)
     environment = {k: v for k, v in os.environ.items() if _ENVIRONMENT.match(k) and k != "PATH"}
-    facts = [program, found.st_size, found.st_mtime_ns, rest, sorted(environment.items())]
-    facts = tests.sub("@/", repr(facts))
+    facts = [program, found.st_size, found.st_mtime_ns, sorted(environment.items())]
+    asked_for, facts = (
+        tests.sub("@/", f"{facts} {rest}"),
+        tests.sub("@/", f"{facts} {behind(rest)}"),
+    )
+    facts = asked_for if name == "nvcc" else facts  # whose text is the host's alone
     draft = os.path.join(folder, f"{os.getpid()}.d")
     asked = words[words.index("-MF") + 1] if "-MF" in words else ""
-    notes = Notes(folder, tests, facts, source, rest)
+    notes = Notes(folder, tests, asked_for, source, rest)
     known, listed = notes.find()
     stored = known
     if known and asked:

@@ -1,6 +1,8 @@
 """Fixtures of the whole suite: the devices, and caches and checkouts that a test may spoil."""
 
+import contextlib
 import os
+import py_compile
 import re
 import shutil
 import signal
@@ -14,12 +16,15 @@ import torch
 import warm
 
 ROOT = Path(__file__).parent.parent
+ROOMS = ("jit", "ops", "kernels", "include")
+TAG, HASHED = sys.implementation.cache_tag, py_compile.PycInvalidationMode.CHECKED_HASH
 # Otherwise each process that calls torch.compile starts as many more that import torch.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # What takes longest, the longest first, so that no core waits for another in the end.
 LONGEST = (
-    *("build::test_every_cuda", "three_ways", "inline", "damage", "sanitizers", "concurrency"),
+    *("sanitizers", "build::test_every_cuda", "three_ways", "inline", "damage", "archives"),
+    "concurrency",
     *(
         "interrupted_edits",
         "reload",
@@ -36,10 +41,11 @@ LONGEST = (
 # Tests for one worker: they share what takes seconds to make.
 TOGETHER = (
     *("inline", "interrupted_edits::(?!test_operators_in|test_what_is_built|test_the_first)"),
-    *("new", "install", "library", "operator_rows", "source_arguments", "source_builds"),
+    *("docs", "new", "install", "library", "operator_rows", "source_arguments", "source_builds"),
     "three_ways::test_(?!trap_(?!before|the_source|two_builds)|a_|the_builds_with|the_cpp)",
     *("three_ways::test_the_cpp", "build::test_a_damaged", "reload::(?!test_random)"),
     *("trial::test_a_(wrong|harmless|difference)", "key::test_(differing|the_random)"),
+    *("sanitizers::test_planted", "archives"),
 )
 
 
@@ -96,27 +102,49 @@ IN_BOTH_WAYS = (
 
 def pytest_generate_tests(metafunc):
     if metafunc.function.__name__ in IN_BOTH_WAYS:
-        metafunc.fixturenames.append("way")
         metafunc.parametrize("way", ["C++", "Python"], indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # or pytest leaves it out where there are other parameters
 def way(request):
     """How operators are called in this process: by the node, or by Python alone."""
+    if not hasattr(request, "param"):
+        yield
+        return
     from loader.jit.operators.node import NODE
 
-    assert NODE.build() is None
+    if request.param == "C++":
+        assert NODE.build() is None
+        assert NODE.module
     NODE.use(request.param == "C++")
     yield
     NODE.use(True)
 
 
+def shared_folder(tmp_path_factory) -> Path:
+    """A folder of the session's, the same for all its workers."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compilers(tmp_path_factory):
     """What checkouts compile with, the same for all workers of a session."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    base = shared_folder(tmp_path_factory)
     os.environ["OCTET_COMPILERS"] = str(compiler.install(base / "compilers"))
+    put_bytecode(base / "bytecode")
+
+
+def put_bytecode(folder: Path) -> None:
+    """Compile what checkouts copy, unless another worker does: each process in one would else."""
+    draft = folder.with_name(".bytecode")
+    with contextlib.suppress(FileExistsError):
+        draft.mkdir()
+        for file in (*ROOT.glob("*.py"), *(f for r in ROOMS for f in (ROOT / r).rglob("*.py"))):
+            path = file.relative_to(ROOT)
+            made = draft / path.parent / "__pycache__" / f"{file.stem}.{TAG}.pyc"
+            py_compile.compile(str(file), str(made), invalidation_mode=HASHED)
+        draft.rename(folder)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -185,10 +213,13 @@ class Checkout:
         self.root.mkdir(parents=True)
         for file in ("loader.py", "nn.py"):
             shutil.copy(ROOT / file, self.root)
-        for room in ("jit", "ops", "kernels", "include"):
+        for room in ROOMS:
             shutil.copytree(
                 ROOT / room, self.root / room, ignore=shutil.ignore_patterns("__pycache__")
             )
+        if compilers := os.environ.get("OCTET_COMPILERS"):
+            with contextlib.suppress(FileNotFoundError):  # while a worker makes it
+                shutil.copytree(f"{compilers}/../bytecode", self.root, dirs_exist_ok=True)
         if only:
             keep_only(self.root, *([only] if isinstance(only, str) else only))
 

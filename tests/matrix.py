@@ -82,12 +82,12 @@ def digest() -> str:
     return found.hexdigest()[:16]
 
 
-def tests(python: Path, version: str, fast: bool) -> dict:
+def tests(python: Path, version: str, fast: bool, workers: int) -> dict:
     """Run the suite; counts, and the names of what failed."""
     report = HERE / f"{version}.xml"
     report.unlink(missing_ok=True)
-    command = [python, "-m", "pytest", "-q", "-n", str((os.cpu_count() or 1) + 1)]
-    command += ["--maxprocesses", "8", "--dist", "worksteal", f"--junitxml={report}"]
+    command = [python, "-m", "pytest", "-q", "-n", str(workers)]
+    command += ["--dist", "worksteal", f"--junitxml={report}"]
     if fast:
         chosen = [f"{file} and ({which})" if which else file for file, which in FAST.items()]
         command += [*(f"tests/{file}" for file in FAST), "-k", " or ".join(chosen)]
@@ -123,7 +123,7 @@ def is_served(python: Path) -> bool:
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode == 0
 
 
-def run(version: str, fast: bool) -> dict:
+def run(version: str, fast: bool, workers: int) -> dict:
     """The result of a version, kept or new."""
     python, file = environment(version), HERE / f"{version}{'-fast' * fast}.json"
     state = {"digest": digest(), "torch": version}
@@ -132,7 +132,7 @@ def run(version: str, fast: bool) -> dict:
     except (OSError, ValueError):
         kept = {}
     if not state.items() <= kept.items():
-        kept = state | {"served": is_served(python)} | tests(python, version, fast)
+        kept = state | {"served": is_served(python)} | tests(python, version, fast, workers)
         file.write_text(json.dumps(kept, indent=1))
     return kept
 
@@ -144,11 +144,13 @@ def main() -> None:
     parser.add_argument(
         "--fast", action="store_true", help="what a new torch is likeliest to break"
     )
+    usual = min(8, (os.cpu_count() or 1) + 1)
+    parser.add_argument("--workers", type=int, default=usual, help="of pytest-xdist (%(default)s)")
     options = parser.parse_args()
     HERE.mkdir(exist_ok=True)
     names = [newest() if name == "newest" else name for name in options.versions]
     names = [n for n in dict.fromkeys(names) if not any(n.startswith(f"{m}.") for m in names)]
-    found = [run(name, options.fast) for name in names]
+    found = [run(name, options.fast, options.workers) for name in names]
     print("| torch | passed | failed | skipped | minutes | served by one build |")
     print("|---|---|---|---|---|---|")
     for row in found:

@@ -1,15 +1,19 @@
 """What autograd may do with every operator, as it may with torch's own: a part of the battery."""
 
+import itertools
+import math
+
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
+
+from loader.tests.refusals import RefusalTests
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
 
-class ModeTests:
+class ModeTests(RefusalTests):
     """Tests of an operator whose `small`, `leaves`, `call`, `loss` are those of OperatorTests."""
 
     grows: dict | None = None  # tensors, by number, and their dimension of any length; all and 0
@@ -56,22 +60,43 @@ class ModeTests:
 
     @pytest.mark.filterwarnings("ignore")  # torch's own: what linearize makes is a graph
     def test_hessians_in_every_order(self):
-        """Forward over reverse, reverse over forward, reverse over reverse."""
+        """Forward and reverse mode over each other and over themselves."""
         tensors, every = tuple(self.few()), tuple(range(len(self.names)))
         f = torch.func
         found = [
             outer(inner(self.loss, every), every)(*tensors)
-            for outer, inner in ((f.jacrev, f.jacrev), (f.jacfwd, f.jacrev), (f.jacrev, f.jacfwd))
+            for outer, inner in itertools.product((f.jacrev, f.jacfwd), repeat=2)
         ]
-        assert_close(found[1], found[0])
-        assert_close(found[2], found[0])
+        for hessian in found[1:]:
+            assert_close(hessian, found[0])
         value, run = f.linearize(self.call, *tensors)
         expected = f.jvp(self.call, tensors, tensors)
         assert_close((value, run(*tensors)), expected)
 
+    def test_batches_of_batches(self):
+        """Whichever tensors the inner batch has, and the outer one."""
+        count = len(self.names)
+        some = [mask for mask in itertools.product((True, False), repeat=count) if any(mask)]
+        for inner, outer in itertools.product(some, some):
+            seeds = itertools.count()
+
+            args = []
+            for i in range(count):
+                size = (3,) * outer[i] + (2,) * inner[i]
+                each = [self.small(seed=next(seeds))[i] for _ in range(math.prod(size))]
+                args.append(torch.stack(each).unflatten(0, size) if size else each[0])
+            dims = [tuple(0 if many else None for many in mask) for mask in (inner, outer)]
+            ours = torch.vmap(torch.vmap(self.call, dims[0]), dims[1])(*args)
+            for o, i in itertools.product(range(3), range(2)):
+                chosen = [x[o] if many else x for x, many in zip(args, outer, strict=True)]
+                chosen = [x[i] if many else x for x, many in zip(chosen, inner, strict=True)]
+                assert_close(ours[o, i], self.call(*chosen))
+
     @pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own
     def test_other_lengths_are_not_compiled_anew(self):
         """Twice at most, for one length and for any."""
+        from torch._dynamo.testing import CompileCounter  # two seconds, which few runs need
+
         compiles = CompileCounter()
         torch.compiler.reset()
         run = torch.compile(self.call, backend=compiles, fullgraph=True)

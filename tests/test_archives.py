@@ -86,7 +86,9 @@ def stored(folder):
     torch.save((arguments, [x.detach() for x in module(*arguments)]), folder / "values.pt")
     torch.export.save(torch.export.export(module, arguments), folder / "exported.pt2")
     torch.jit.trace(module, arguments).save(folder / "traced.pt")
-    with pytest.MonkeyPatch.context() as patch:
+    quickly = {"aot_inductor.compile_wrapper_opt_level": "O0"}
+    quickly["aot_inductor.precompile_headers"] = False  # for one program
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(quickly):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         torch._inductor.aoti_compile_and_package(
             torch.export.export(Squared(), (torch.rand(2),)),

@@ -99,14 +99,6 @@ class TestHashGridEncoding(OperatorTests):
         assert torch.autograd.gradcheck(self.call, leaves)
         assert torch.autograd.gradgradcheck(self.call, leaves)
 
-    def test_third_derivative(self):
-        """It says that it is missing."""
-        x, table = self.leaves()
-        (first,) = torch.autograd.grad(self.call(x, table).sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
-        with pytest.raises(NotImplementedError, match="third derivatives are not computed"):
-            second.sum().backward()
-
     def bad_input(self):
         points, table = torch.rand(4, 3), torch.rand(2, 16, 2)
         return (

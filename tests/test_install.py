@@ -1,10 +1,13 @@
-"""Where builds go: beside loader.py, or into the user's cache where that will not do."""
+"""Loader installed: what a wheel holds, what a command needs, where builds go."""
 
+import email
+import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -94,28 +97,103 @@ def test_a_user_without_a_home_gets_a_folder_of_the_system_s(place):
     assert caches(place / "new", place / "home", **changes) == [f"{place}/home/.cache/octet"]
 
 
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
+OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation"]
+
+
+def run(*command) -> str:
+    """What a program says; it has to end well."""
+    command = [*map(str, command)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def environment_with(folder: Path, *what) -> Path:
+    """An environment in which pip has installed something; its Python. torch is there, too."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin/python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    run(*PIP, "--python", python, "install", *OFFLINE, *what)
+    return python
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def packed(tmp_path_factory):
+    """The sdist, and the wheel that is made of it."""
+    folder = tmp_path_factory.mktemp("packed")
+    run(sys.executable, "-m", "build", "--no-isolation", "-o", folder, ROOT)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return sdist, wheel
+
+
+def test_the_sdist_has_every_file_that_the_checkout_needs(packed):
+    with tarfile.open(packed[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    rooms = ("bench", "docs", "include", "jit", "kernels", "ops", "tests", "viewer")
+    files = [path for room in rooms for path in (ROOT / room).rglob("*") if path.is_file()]
+    files += [*(ROOT / "examples").glob("*.*"), *ROOT.glob("*.md"), *ROOT.glob("*.toml")]
+    files += [ROOT / name for name in ("loader.py", "nn.py", "Makefile", "LICENSE", ".ci/run")]
+    missing = {str(path.relative_to(ROOT)) for path in files if path.suffix != ".pyc"} - names
+    assert not missing
+    assert not [name for name in names if "cache" in name.split("/")[0] or ".venv" in name]
+
+
+def test_the_wheel_has_one_package_and_one_command(packed):
+    with zipfile.ZipFile(packed[1]) as archive:
+        names, read = archive.namelist(), lambda name: archive.read(name).decode()
+        (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+        metadata = email.message_from_string(read(f"{info}/METADATA"))
+        assert "Root-Is-Purelib: true\nTag: py3-none-any\n" in read(f"{info}/WHEEL")
+    data = info.replace(".dist-info", ".data")
+    assert {name.split("/")[0] for name in names} == {"loader", info, data}
+    assert [name for name in names if name.startswith(data)] == [f"{data}/scripts/octet"]
+    assert {"loader/__init__.py", "loader/py.typed", "loader/jit/tools/cli.py"} <= {*names}
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert "GPU" in " ".join(metadata.get_all("Classifier"))
+    extras = {"examples", "notebook", "progress", "viewer", "watch"}
+    assert extras <= {*metadata.get_all("Provides-Extra")}
+    run(sys.executable, "-m", "twine", "check", "--strict", *packed)
+    run(sys.executable, "-m", "check_wheel_contents", packed[1])
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, packed):
     """An environment with a wheel of loader, and the folder of loader in it."""
     folder = tmp_path_factory.mktemp("installed")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
-    source = folder / "source"
-    source.mkdir()
-    for name in ("jit", "ops", "kernels", "include", "tests", "viewer"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("loader.py", "nn.py", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, source)
-    offline = ["--no-deps", "--no-index"]
-    made = [*pip, "wheel", *offline, "--no-build-isolation", "-w", folder, source]
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
-    subprocess.run(made, check=True)
-    python = folder / "env/bin/python"
-    (wheel,) = folder.glob("octet_loader-*.whl")
-    subprocess.run([*pip, "--python", python, "install", *offline, wheel], check=True)
-    (loader,) = folder.glob("env/lib/python*/site-packages/loader")
-    (loader.parent / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    python = environment_with(folder / "env", packed[1])
     (folder / "home").mkdir()
-    return python, loader, [*pip, "--python", python]
+    (loader,) = folder.glob("env/lib/python*/site-packages/loader")
+    return python, loader
+
+
+def test_a_checkout_is_installed_for_work_under_one_name(tmp_path):
+    """`pip install -e`: no file of ours is copied, and `jit` or `tests` are no packages."""
+    python = environment_with(tmp_path / "env", "-e", ROOT)
+    code = "from importlib.util import find_spec; import json; print(json.dumps("
+    code += "[(found := find_spec(n)) and found.origin for n in ('loader', 'jit', 'nn', 'tests')]))"
+    done = called(python, "-c", code, home=tmp_path)
+    assert json.loads(done.stdout) == [str(ROOT / "loader.py"), None, None, None], done.stderr
+    listed = called(tmp_path / "env/bin/octet", "cache", home=tmp_path)
+    assert str(ROOT / "tmp_build") in listed.stdout, listed.stderr
+    copied = [*tmp_path.glob("env/lib/python*/site-packages/loader*")]
+    assert not copied
+
+
+def test_the_command_works_where_torch_does_not(installed):
+    """`octet` and `python -m loader`, which the doctor has to do in an installed copy, too."""
+    python, loader = installed
+    broken = loader.parents[4] / "broken"
+    broken.mkdir()
+    (broken / "torch.py").write_text("raise ImportError('libcudart.so.99 is missing')")
+    home, path = loader.parents[4] / "home", {"PYTHONPATH": str(broken)}
+    done = called(python, "-m", "loader", "doctor", "--json", home=home, **path)
+    assert done.returncode == 1 and done.stderr == ""
+    found = {each["subject"]: each for each in json.loads(done.stdout)["findings"]}
+    assert "libcudart.so.99" in found["torch"]["found"] and found["cache"]["state"] == "ok"
+    listed = called(python.parent / "octet", "cache", home=home, **path)
+    assert listed.returncode == 0 and f"{home}/.cache/octet: 0 B" in listed.stdout
 
 
 USE = (
@@ -124,7 +202,7 @@ USE = (
 
 
 def test_an_installed_copy_is_used_by_who_cannot_write_it_and_leaves_nothing(installed):
-    python, loader, pip = installed
+    python, loader = installed
     home = loader.parents[4] / "home"
     before = sorted(loader.rglob("*"))
     protect(loader, 0o500)
@@ -140,7 +218,7 @@ def test_an_installed_copy_is_used_by_who_cannot_write_it_and_leaves_nothing(ins
     )
     done = called(python, "-c", f"{USE}; loader.build('add2')", home=home)
     assert done.returncode == 0 and done.stdout == f"9.0 {home}/.cache/octet\n", done.stderr
-    subprocess.run([*pip, "uninstall", "-y", "octet-loader"], check=True)
+    run(*PIP, "--python", python, "uninstall", "-y", "octet-loader")
     assert not loader.exists()
     done = called(python, "-c", "import loader", home=home)
     assert "ModuleNotFoundError: No module named 'loader'" in done.stderr

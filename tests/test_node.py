@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import itertools
 import os
+import sys
 import threading
 import weakref
 
@@ -247,6 +249,43 @@ def test_transforms_and_modes(operator):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_registered_operators_meet_no_python(operator):
+    """Where no gradient is wanted, which is so within compiled graphs; with one it is as ever."""
+    name, call, leaves = operator
+    registered, given = getattr(torch.ops.octet, name).default, []
+
+    class Given(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            if op is registered:
+                given.append(args)
+            return op(*args, **(kwargs or {}))
+
+    with Given(), torch.no_grad():
+        expected = call(*leaves)
+    (args,) = given
+    options, met = args[len(leaves) :], []
+    with torch.no_grad():
+        sys.setprofile(
+            lambda frame, event, _: met.append(frame.f_code) if event == "call" else None
+        )
+        try:
+            out = registered(*leaves, *options)
+        finally:
+            sys.setprofile(None)
+    assert torch.equal(out, expected) and not out.requires_grad
+    assert [code.co_name for code in met] == ["__call__"]  # OpOverload's own
+    loss = registered(*leaves, *options).square().sum()
+    grads = torch.autograd.grad(loss, leaves, create_graph=True)
+    ours = torch.autograd.grad(call(*leaves).square().sum(), leaves, create_graph=True)
+    assert_close(grads, ours)
+    twice = [torch.autograd.grad(sum(x.sum() for x in y), leaves) for y in (grads, ours)]
+    assert_close(*twice)
+    # Where Python is the dispatcher, which comes first at every turn.
+    given = *leaves, *options
+    torch.library.opcheck(registered, given, test_utils="test_aot_dispatch_dynamic")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own
 def test_compiled(operator):
     """torch.compile sees the operator, without a break; compiled autograd takes the node."""
@@ -293,21 +332,21 @@ def test_hooks(operator):
 
 
 def test_bad_input_has_the_messages_of_python(operator):
+    """Also where the operator takes it, but under torch.vmap alone."""
     _, call, leaves = operator
-    for bad in (
-        lambda x: x.long(),
-        lambda x: x.to_sparse(),
-        lambda x: [1.0],
-        lambda x: x[None, None],
-    ):
+    call(*leaves)
+    changes = torch.Tensor.long, torch.Tensor.to_sparse, lambda x: [1.0]
+    changes = *changes, lambda x: x[None], lambda x: x[None, None]
+    for i, bad in itertools.product(range(len(leaves)), changes):
 
-        def message(bad=bad):
+        def message(i=i, bad=bad):
             try:
-                return call(bad(leaves[0].detach()), *leaves[1:])
+                return call(*leaves[:i], bad(leaves[i].detach()), *leaves[i + 1 :])
             except Exception as error:
                 return type(error), str(error)
 
         found, expected = message(), in_python(message)
+        assert type(found) is type(expected)
         assert isinstance(found, torch.Tensor) or found == expected
 
 

@@ -67,9 +67,10 @@ def test_every_operator_s_schemas_are_declared(tmp_path):
 import torch, loader
 for name in loader._session.units:
     getattr(loader, name)
-print(sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("octet::")))
+names = {n[7:] for n in torch._C._dispatch_get_all_op_names() if n.startswith("octet::")}
+print(sorted(n for n in names if loader._session.owner(n)))  # of the units, not of their rests
 """
     first = checkout.run(code)
     assert first.returncode == 0, first.stderr
     again = checkout.run(code.replace("    getattr(loader, name)", "    pass"))
-    assert again.stdout == first.stdout and "octet::grid_sample_backward" in again.stdout
+    assert again.stdout == first.stdout and "grid_sample_backward" in again.stdout

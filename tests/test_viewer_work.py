@@ -9,9 +9,10 @@ import nibabel
 import numpy as np
 import pytest
 from conftest import ROOT, ended, start_python
-from viewing import Viewing, drop, until, write_photo
+from viewing import Settings, Viewing, Window, application, drop, until, write_photo
 
 import loader
+from loader.jit.tools import cli
 from loader.viewer.core.operators import Operator
 
 
@@ -111,6 +112,31 @@ class TestWork:
         photo.window.close()
         assert thread.isFinished() and photo.window.renderer.isFinished()
         assert not photo.window.stuck and not photo.window.isVisible()
+
+
+def test_the_command_shows_a_file_and_ends_with_its_window(tmp_path, monkeypatch):
+    monkeypatch.setenv("OCTET_VIEWER_SETTINGS", str(tmp_path / "settings.ini"))
+    kept = Settings(tmp_path / "settings.ini")
+    kept.put("watch", False)
+    kept.save()
+    write_photo(tmp_path / "photo.png")
+    from PySide6.QtCore import QTimer
+
+    app, shown = application(), []
+
+    def look():
+        for window in app.topLevelWidgets():
+            view = window.view if isinstance(window, Window) else None
+            if view and view.frame and view.frame.look.operator and window.isVisible():
+                shown.append((window.windowTitle(), view.frame.look.operator.name))
+                window.close()
+
+    timer = QTimer(interval=20)
+    timer.timeout.connect(look)
+    timer.start()
+    assert cli.main(["view", str(tmp_path / "photo.png"), "--operator", "square"]) == 0
+    timer.stop()
+    assert shown == [("photo.png - Octet", "square")]
 
 
 _LIVE = """

@@ -21,6 +21,10 @@ import threading
 import time
 from pathlib import Path
 
+# Hundreds of processes run the same sources.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 FLAGS = ["-W", "error::UserWarning"]
 READ_AT_START = ("LD_", "PYTHON", "OMP_", "MKL_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TORCH_")
 TAKEN_OVER = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_CUDA_ARCH_LIST")

@@ -45,8 +45,8 @@ function(add_torch_python_module name)
     endif()
 
     Python_add_library(${name} MODULE ${ARGN})
-    set_target_properties(${name} PROPERTIES
-        CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden)
+    set_target_properties(${name} PROPERTIES  # torch's headers ask for C++20 from 2.15 on
+        CXX_STANDARD 20 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden)
     # The name in PYBIND11_MODULE must be the file's: one definition serves both.
     target_compile_definitions(${name} PRIVATE TORCH_EXTENSION_NAME=${name})
     target_link_libraries(${name} PRIVATE torch_cpu c10 "${TORCH_PYTHON_LIBRARY}")

@@ -4,6 +4,7 @@
 
 #include "grid_sample.h"
 #include "torch/glue.h"
+#include "torch/rest.h"
 
 namespace grid_sampling {
 
@@ -87,6 +88,7 @@ inline Shape output_shape(const Tensor& input, const Tensor& grid) {
 
 /// Allocates scratch memory and runs the job.
 inline void run(GridSampleParams& p, const Tensor& like) {
+    if (needs_rest(p, !like.is_cpu())) p.rest = rest_of<GridSampleRest>(kName);
     const auto scratch = [&](int64_t bytes) {
         std::optional<Tensor> memory;
         if (bytes > 0) p.scratch = memory.emplace(new_bytes(like, bytes)).data_ptr();

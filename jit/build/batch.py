@@ -15,6 +15,7 @@ from .engine import Job, Recipe
 from .progress import Quiet, Silent, say
 from .workshop import behind, end_all, in_threads
 
+_TURN = 0.5  # seconds
 _LAST_MOMENT = 2.0  # seconds that the end of a process waits for its builds to end
 
 
@@ -48,6 +49,9 @@ class Batch:
         try:
             for job in self.jobs:
                 job.hurry()
+            # In turns: where another thread gets the signal of a Ctrl-C, this one would sleep on.
+            while concurrent.futures.wait([self._done], _TURN).not_done:
+                pass
             self._done.result()
         except BaseException:
             self.stop()

@@ -26,6 +26,7 @@ from .workshop import CompileError, Workshop
 
 _LOOK_AGAIN = 0.05  # seconds between two looks at what another process builds
 _SAY_AFTER = 1.0  # seconds of waiting for another process that need no word
+_DOING = {"compile": "compiling", "link": "linking"}  # by stage of a workshop
 _LITTLE = 4 << 20  # bytes free, of which a build takes some
 
 
@@ -33,6 +34,7 @@ class Recipe(Protocol):
     """The questions that the engine has to all that is built: an operator, an extension."""
 
     unit: str  # what its entries in the store are called
+    folder: str  # what its work folder is called, which recipes may share
     label: str  # what people call it
 
     def inputs(self) -> dict:
@@ -100,6 +102,7 @@ class Job:
         self._workshop: Workshop | None = None
         self._lock: FileLock | None = None
         self._held = False
+        self._began: Callable[[str], None] = lambda stage: None
 
     @property
     def ended(self) -> bool:
@@ -144,11 +147,11 @@ class Job:
         """Build, or wait for who does; raises nothing."""
         name, error = self.recipe.label, None
         try:
-            show({"unit": name, "state": "compiling" if self._held else "queued"})
+            show({"unit": name, "state": "queued"})
+            self._began = lambda stage: show({"unit": name, "state": _DOING[stage]})
             assert self._lock, "claimed"
-            if not self._held:
-                self._take_turn(self._lock, show)
-            self._build(self._lock)
+            if self._held or self._take_turn(self._lock, show):
+                self._build(self._lock)
         except CompileError:
             error = BuildError(f"{name}: its build was interrupted", name)
         except Exception as failure:
@@ -156,10 +159,15 @@ class Job:
         show({"unit": name, "state": "failed" if error else "done"})
         self.end(error)
 
-    def _take_turn(self, lock: FileLock, show: Callable[[dict], None]) -> None:
-        """Wait for who builds this; its BuildError, if that failed on these inputs."""
+    def _take_turn(self, lock: FileLock, show: Callable[[dict], None]) -> bool:
+        """Wait for who builds this, or what shares its folder; False once it is there.
+
+        Raises: BuildError of who built it, if that failed on these inputs.
+        """
         since, said = time.time(), False
         while not lock.take():
+            if self.store.has(self.recipe.unit, key(self.inputs)) and self._is_there():
+                return False
             waited, holder = time.time() - since, lock.read()
             if not said and waited > _SAY_AFTER and holder.get("pid") != os.getpid():
                 said = True
@@ -169,11 +177,19 @@ class Job:
             time.sleep(_LOOK_AGAIN)
             self.seconds["wait"] = time.time() - since
         noted = lock.read()
-        same = noted.get("key") == key(self.inputs) and noted.get("since", 0) > since
+        same = noted.get("key") == self._name() and noted.get("since", 0) > since
         if same and "failed" in noted:
             raise BuildError(noted["failed"][0], self.recipe.label, noted["failed"][1])
         lock.note()
         self.inputs = self.recipe.inputs()
+        return True
+
+    def _is_there(self) -> bool:
+        """True if the store has the product by now."""
+        self.key = key(self.inputs)
+        if find(self.recipe, self.store, self.inputs):
+            self.result = "waited"
+        return self.result == "waited"
 
     def _build(self, lock: FileLock) -> None:
         """Make and publish, unless another process has meanwhile.
@@ -182,9 +198,7 @@ class Job:
         """
         recipe, store = self.recipe, self.store
         for _ in range(5):
-            self.key = key(self.inputs)
-            if find(recipe, store, self.inputs):
-                self.result = "waited"
+            if self._is_there():
                 return
             product, facts = self._make(lock)
             try:
@@ -200,11 +214,15 @@ class Job:
         name, fault = recipe.label, "its sources kept changing while they were compiled; try again"
         raise BuildError(f"{name}: {fault}", name)
 
+    def _name(self) -> str:
+        """The name of the entry that it is to make."""
+        return f"{self.recipe.unit}-{key(self.inputs)}"
+
     def _make(self, lock: FileLock) -> tuple[Path, dict]:
         """Run the recipe; an error is noted in the lock, for those who wait."""
         recipe, store = self.recipe, self.store
         with Workshop(work_folder(recipe, store, self.inputs), lambda: self._rank) as shop:
-            self._workshop = shop
+            self._workshop, shop.began = shop, self._began
             try:
                 if self.stopped:
                     raise CompileError("the build was ended")
@@ -213,7 +231,7 @@ class Job:
                 if shop.ended or self.stopped:
                     raise
                 failed = _failed(recipe, str(error), shop, store)
-                lock.note(key=self.key, failed=[str(failed), failed.log])
+                lock.note(key=self._name(), failed=[str(failed), failed.log])
                 raise failed from None
             finally:
                 self.seconds |= shop.seconds
@@ -243,4 +261,4 @@ def _failed(recipe: Recipe, output: str, shop: Workshop, store: Store) -> BuildE
 def work_folder(recipe: Recipe, store: Store, inputs: dict) -> Path:
     """Return the folder in which a recipe is made; its lock lies beside it."""
     work = store.path.parent / "work"
-    return work / f"{recipe.unit}-{key(recipe.maker(inputs))[:12]}"
+    return work / f"{recipe.folder}-{key(recipe.maker(inputs))[:12]}"

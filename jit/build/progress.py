@@ -5,11 +5,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors.table import bytes_text, duration
 from ..machine import settings
+from ..machine.sources import unit_of
+from .steps import Steps
 
 if TYPE_CHECKING:
     from .engine import Job
@@ -41,26 +44,37 @@ class Silent(Quiet):
 
 
 class Progress(Quiet):
-    """Says what is built, where and why; on a terminal with a live line for each unit.
+    """Says what is built, where and why, how far that is and what time is left.
 
-    `behind` is for builds that nobody waits for yet: they get a line at once, and no live ones,
-    which would stand in a prompt's way.
+    On a terminal there is a live line for each unit, with rich, or one for all. `behind` is for
+    builds that nobody waits for yet: they get a line at once, and no live ones, which would stand
+    in a prompt's way.
     """
 
-    def __init__(self, names: list[str], cache: Path, behind: str = ""):
+    def __init__(self, costs: Mapping[str, float], cache: Path, behind: str = ""):
+        """`costs` has the work of each unit, as `OperatorRecipe.cost`."""
+        names = [*costs]
         self._count, self._named, self._cache = len(names), f"({', '.join(names)})", cache
         self._guard = threading.Lock()
         self._waiting: dict[str, list[str]] = {}
-        self._live = None
+        self._live, self._steps = None, Steps("building", costs)
         if behind:
-            many = "s" * (len(names) != 1)
-            say(f"building {len(names)} operator{many} {self._named} behind into {cache}: {behind}")
-        elif sys.stderr is not None and sys.stderr.isatty():
+            operators = len({*map(unit_of, names)})
+            many = "s" * (operators != 1)
+            say(f"building {operators} operator{many} {self._named} behind into {cache}: {behind}")
+            return
+        if self._steps.is_live:
             self._live = _live(names)
+        if not self._live:
+            self._steps.start()
 
     def show(self, event: dict) -> None:
         """Take in a unit's new state."""
         text = event["state"]
+        if text in ("done", "failed"):
+            self._steps.end(event["unit"])
+        elif text != "waiting":
+            self._steps.show(event["unit"], text)
         if self._live:
             display, tasks = self._live
             if text == "waiting":
@@ -69,6 +83,7 @@ class Progress(Quiet):
             display.update(tasks[event["unit"]], description=text)
             if text in ("done", "failed"):
                 display.stop_task(tasks[event["unit"]])
+                display.update(tasks[""], description=self._steps.how_far())
         elif text == "waiting":
             self._say_waiting(event)
 
@@ -88,6 +103,7 @@ class Progress(Quiet):
         """Say once what was done."""
         if self._live:
             self._live[0].stop()
+        self._steps.stop()
         results, of = [job.result for job in jobs], f"{self._count} {self._named}"
         if {"built", "failed"} & {*results}:
             say(f"built {results.count('built')} of {of} in {seconds:.1f} s into {self._cache}")
@@ -113,6 +129,7 @@ def _live(names: list[str]) -> Any:
     columns = SpinnerColumn(), TextColumn("{task.fields[unit]:<28}{task.description}")
     display = Display(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
     tasks = {name: display.add_task("queued", unit=name, start=False) for name in names}
+    tasks[""] = display.add_task(f"0 of {len(names)} done", unit="all")
     display.start()
     return display, tasks
 

@@ -31,7 +31,7 @@ from ..machine.child import start
 from .slots import SLOTS
 
 _KEPT = 3  # objects of each source that stay for edits to come back to
-_NICE = 10  # of compilers that nobody waits for
+_NICE = 10  # of compilers that nobody waits for, beyond this process's own
 # What Ctrl-C in a terminal does not reach. In this process's session, where Python can: Linux may
 # share cores out by sessions first, and niceness would count within each alone.
 _APART: dict[str, Any] = (
@@ -73,6 +73,7 @@ class Workshop:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.folder, self._rank = folder, rank
         self.at_once = False  # so that compilers start here without waiting for a core
+        self.began: Callable[[str], None] = lambda stage: None  # is told of each tool that starts
         self.said: list[str] = []  # every command that ran, and what it printed
         self.seconds: dict[str, float] = {}  # of compilers, `compile`, and linkers, `link`
         self.ended = False  # by `end`, which is why anything fails from then on
@@ -141,9 +142,11 @@ class Workshop:
                     env={**os.environ, "LC_ALL": "C.UTF-8"},
                 )
                 self._running.add(process)
+            self.began(stage)
             if not urgent:  # the machine is for those who work on it, and wait
                 with contextlib.suppress(OSError):
-                    os.setpriority(os.PRIO_PGRP, process.pid, _NICE)
+                    ours = os.getpriority(os.PRIO_PROCESS, 0)
+                    os.setpriority(os.PRIO_PGRP, process.pid, min(ours + _NICE, 19))
             try:
                 out = process.communicate()[0].decode(errors="replace")
             finally:

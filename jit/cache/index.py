@@ -5,6 +5,7 @@ File times are coarse: a file that was written within two seconds before the ind
 again without a trace, so such an index is not made (the "racy git" problem).
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import CacheError
 from ..machine import files
 from ..machine.sources import listed, source_folders
 from ..machine.toolchain import Toolchain
@@ -47,6 +49,10 @@ class Index:
         except OSError:
             return
         if self._usable and newest <= time.time() - 2:
+            from .store import make_private
+
+            with contextlib.suppress(CacheError):  # all may be in the folders that are only read
+                make_private(self._layers[-1])
             files.write_record(self._file, {"seen": seen, "paths": paths, "keys": keys})
 
     def _look(self, paths: list[str]) -> tuple[str, float]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 
+from ..machine import levels
 from ..machine.sources import Sources, Unit
 from ..machine.toolchain import NATIVE, STABLE_ABI, Toolchain
 
@@ -56,14 +57,25 @@ def key(manifest: dict) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-def serves(stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources) -> bool:
+def serves(
+    stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources, brought: bool = False
+) -> bool:
     """True if the build that `stored` is the manifest of will do, though its key is not quite ours.
 
     It may be for more architectures than there are here. Where there is no compiler, nobody can
-    tell which one it would be, and code for any CPU will do; likewise nvcc.
+    tell which one it would be, and code for any CPU will do; likewise nvcc. What a wheel `brought`
+    along will do whatever compilers and flags there are, if this CPU has what its code asks for; a
+    build without CUDA where there is no nvcc to add that.
     """
     made = stored["toolchain"]
     same = {}
+    if brought:
+        if levels.asked(made["cflags"]) > levels.here():
+            return False
+        same = {"cpu": made["cpu"]} | {name: tuple(made[name]) for name in ("cflags", "ldflags")}
+        if not made["architectures"] and not toolchain.nvcc:
+            same["architectures"] = ""
+        toolchain = toolchain._replace(cxx=None, **same)
     wanted, without_nvcc = toolchain.architectures, None in (toolchain.cxx, toolchain.nvcc)
     if not wanted or _covers(made["architectures"], wanted, without_nvcc):
         same["architectures"] = made["architectures"]
@@ -79,16 +91,18 @@ def serves(stored: dict, unit: Unit, toolchain: Toolchain, sources: Sources) -> 
 def _covers(made: str, wanted: str, without_nvcc: bool) -> bool:
     """True if code for the architectures `made` runs on all those `wanted`, e.g. "8.0;9.0".
 
-    A GPU runs code made for a lower minor version too, which will do where there is no nvcc.
+    A GPU runs code made for a lower minor version too, and its driver compiles PTX of any older
+    one, which will do where there is no nvcc.
     """
 
     def runs(there: str, here: str) -> bool:
         if there == here or there == f"{here}+PTX":
             return True
-        numbers = re.fullmatch(r"(\d+)\.(\d+)(?:\+PTX)? (\d+)\.(\d+)", f"{there} {here}")
+        numbers = re.fullmatch(r"(\d+)\.(\d+)(?:\+(PTX))? (\d+)\.(\d+)", f"{there} {here}")
         if not without_nvcc or not numbers:
             return False
-        major, minor, wanted_major, wanted_minor = map(int, numbers.groups())
-        return major == wanted_major and minor <= wanted_minor
+        major, minor, wanted_major, wanted_minor = map(int, numbers.group(1, 2, 4, 5))
+        older = (major, minor) <= (wanted_major, wanted_minor)
+        return older and (major == wanted_major or numbers[3] is not None)
 
     return all(any(runs(there, here) for there in made.split(";")) for here in wanted.split(";"))

@@ -19,12 +19,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import BuildError, CacheError
-from ..machine import files
-from ..machine.sources import listed
+from ..machine import files, levels, settings
+from ..machine.sources import HOME, Sources, Unit, listed
+from ..machine.toolchain import Toolchain
 from .key import key as key_of
+from .key import serves
 
 LIBRARY = "library.so"
 MANIFEST = "manifest.json"
+# What a wheel brings along. Whoever can write there can change loader itself, which lies beside it.
+BROUGHT = HOME / settings.PREBUILT / "store"
 
 # What to do about a disk that takes nothing more, beside another folder.
 DISK = {
@@ -59,6 +63,24 @@ class Store:
                         with contextlib.suppress(*_DAMAGED):
                             yield layer / name, _manifest(layer / name)
 
+    def serving(
+        self, unit: Unit, inputs: dict, toolchain: Toolchain, sources: Sources
+    ) -> dict | None:
+        """Return what the entry is made of that is one of `inputs`, or serves as well."""
+        if self.has(unit.name, key_of(inputs)):
+            return inputs
+        serving = [
+            recorded["inputs"]
+            for entry, recorded in self.entries(unit.name)
+            if serves(recorded["inputs"], unit, toolchain, sources, entry.parent == BROUGHT)
+        ]
+
+        def worth(made: dict) -> tuple[bool, int]:
+            facts = made["toolchain"]
+            return bool(facts["architectures"]), levels.asked(facts["cflags"])
+
+        return max(serving, key=worth, default=None)
+
     def manifest(self, unit: str, key: str) -> dict | None:
         """The manifest of an entry; None where there is none that can be read."""
         for layer in self.layers:
@@ -71,9 +93,11 @@ class Store:
         for layer in self.layers:
             entry = layer / f"{unit}-{key}"
             if os.path.lexists(entry):
-                check_private(layer)
+                if layer != BROUGHT:
+                    check_private(layer)
                 with contextlib.suppress(*_DAMAGED):
-                    check_private(entry)
+                    if layer != BROUGHT:
+                        check_private(entry)
                     if _manifest(entry)["sha256"] == file_digest(entry / LIBRARY):
                         return entry / LIBRARY
         return None

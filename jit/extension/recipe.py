@@ -43,7 +43,8 @@ class ExtensionRecipe:
     """An extension for a toolchain; see engine.Recipe. Not `narrow`, it is made in torch's way."""
 
     def __init__(self, extension: Extension, toolchain: Toolchain, narrow: bool = True):
-        self.unit, self.label = extension.unit, extension.name
+        self.unit = self.folder = extension.unit
+        self.label = extension.name
         self._extension, self._toolchain = extension, toolchain
         self._narrow = narrow
 

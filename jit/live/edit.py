@@ -13,9 +13,11 @@ from pathlib import Path
 
 import torch
 
+from ..build.engine import refuse_if_never
 from ..errors import BuildError
 from ..machine import gpus
 from ..machine.sources import listed
+from ..operators.rest import key_in_use
 from .python_side import stamp, texts_of
 from .rebuild import Rebuilt, rebuild
 from .swap import Swap
@@ -195,8 +197,8 @@ class Edit:
 
     def _try(self, trial: Trial, limit: float, timed: bool) -> None:
         rebuilt = self.rebuilt
-        library = rebuilt.swap if rebuilt else _library_in_use(self.operator)
-        verdict = self.verdict = trial.run(library, bool(rebuilt), limit, timed)
+        libraries = [rebuilt.swap] if rebuilt else _libraries_in_use(self.operator, build=True)
+        verdict = self.verdict = trial.run(libraries, bool(rebuilt), limit, timed)
         let_in = self.force or (self.differing and verdict.outcome == "wrong")
         if verdict.outcome not in ("right", "untried") and not let_in:
             self.outcome, self.text = "refused", verdict.text
@@ -245,9 +247,9 @@ class Edit:
 
         def measure() -> None:
             with contextlib.suppress(BuildError, KeyError):  # not built before: nothing to time
-                library = _library_in_use(operator)
+                libraries = _libraries_in_use(operator)
                 trial = trials.prepare(operator.session, operator.name, devices)
-                verdict = trial.run(library, False, TIME_LIMIT, timed)
+                verdict = trial.run(libraries, False, TIME_LIMIT, timed)
                 version.microseconds = verdict.microseconds
                 version.difference = verdict.difference
                 trial.cancel()
@@ -292,9 +294,17 @@ def _not_compiled(operator: Operator) -> str:
     )
 
 
-def _library_in_use(operator: Operator) -> Path:
+def _libraries_in_use(operator: Operator, build: bool = False) -> list[Path]:
+    """Return what an operator is made of; with `build` what few calls need is built if need be."""
     session, name = operator.session, operator.name
-    library = session.store.verified(name, session.loaded.get(name) or session.keys[name])
-    if library is None:
-        raise BuildError(f"{name}: the build that is in use is no longer in the cache", name)
-    return library
+    found = []
+    for library in session.units[name].libraries:
+        key = key_in_use(library, session.store, session.loaded, session.keys)
+        if build and library != name and not session.store.has(library, key):
+            refuse_if_never(library, session.store, library)
+            session.build([name])
+        path = session.store.verified(library, key)
+        if path is None:
+            raise BuildError(f"{library}: the build in use is no longer in the cache", name)
+        found.append(path)
+    return found

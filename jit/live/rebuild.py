@@ -2,7 +2,8 @@
 
 The engine's workshop has the objects of the build before, so an edit of a kernel costs the
 compilation of that file and a link, of the library that takes the place of the one in use
-(swap.cpp). The one for the store is linked from the same objects when that is in use.
+(swap.cpp), with all that the unit has. Those for the store are linked from the same objects when
+that is in use.
 """
 
 import os
@@ -54,7 +55,7 @@ class Rebuilt:
     seconds: float
     compiled: dict[str, float]  # seconds that each file took which was compiled
     resources: dict[str, Resources]  # of the CUDA kernels that were compiled, by mangled name
-    _link: Callable[[], Path]
+    _links: list[tuple[OperatorRecipe, Callable[[], Path]]]  # of the unit's libraries in the store
     _close: ExitStack
 
     def keep(self, store: Store, **facts: Any) -> None:
@@ -63,15 +64,16 @@ class Rebuilt:
         Raises: BuildError, OSError.
         """
         with self._close:
-            try:
-                library = self._link()
-            except CompileError as error:
-                text = f"the library for the store could not be linked:\n{error}"
-                raise BuildError(text) from None
-            try:
-                store.publish(library, self.inputs, **facts)
-            finally:
-                library.unlink(missing_ok=True)
+            for recipe, link in self._links:
+                try:
+                    library = link()
+                except CompileError as error:
+                    text = f"the library for the store could not be linked:\n{error}"
+                    raise BuildError(text) from None
+                try:
+                    store.publish(library, self.inputs | {"unit": recipe.unit}, **facts)
+                finally:
+                    library.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove the library, and let others build the unit again."""
@@ -79,13 +81,18 @@ class Rebuilt:
 
 
 def rebuild(session: Session, name: str) -> Rebuilt:
-    """Compile what changed of a unit and link it, in its work folder; BuildError if that fails."""
+    """Compile what changed of a unit and link it, in its work folder.
+
+    Raises: BuildError.
+    """
     begun = time.perf_counter()
-    recipe = OperatorRecipe(session.units[name], session.toolchain, session.store)
+    unit, tools, store = session.units[name], session.toolchain, session.store
+    recipe = OperatorRecipe(unit, tools, store)
+    apart = [OperatorRecipe(unit, tools, store, library) for library in unit.libraries]
     recipe.check_machine()
     for _ in range(5):
         inputs = recipe.inputs()
-        folder = work_folder(recipe, session.store, inputs)
+        folder = work_folder(recipe, store, inputs)
         with ExitStack() as stack:
             try:
                 make_private(folder.parent)
@@ -106,7 +113,7 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 seconds=time.perf_counter() - begun,
                 compiled={o.source: o.seconds for o in objects if o.seconds is not None},
                 resources=_resources("\n".join(o.said for o in objects)),
-                _link=partial(recipe.link, shop, objects),
+                _links=[(one, partial(one.link, shop, objects)) for one in apart],
                 _close=stack.pop_all(),
             )
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)

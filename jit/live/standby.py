@@ -91,11 +91,12 @@ def _live(channel: socket.socket, order: dict) -> None:
             os._exit(0)
         task = json.loads(line)
         schemas.withdraw(unit)
-        if task["is_swap"]:
-            os.environ.pop(schemas.DECLARED, None)  # it is to say which arguments it takes
-            Swap(unit, Path(task["library"])).commit()
-        else:
-            torch.ops.load_library(task["library"])
+        for library in task["libraries"]:
+            if task["is_swap"]:
+                os.environ.pop(schemas.DECLARED, None)  # it is to say which arguments it takes
+                Swap(unit, Path(library)).commit()
+            else:
+                torch.ops.load_library(library)
         _send(channel, **vars((comparison or compared()).verdict()))
         if task["timed"]:
             _send(channel, microseconds=_time(session.module(unit), unit))

@@ -147,12 +147,12 @@ class Trial:
         self._received = b""
         self._pid: int | None = None
 
-    def run(self, library: Path, is_swap: bool, limit: float, timed: bool) -> Verdict:
-        """Try a library, one of the store or for a swap.
+    def run(self, libraries: list[Path], is_swap: bool, limit: float, timed: bool) -> Verdict:
+        """Try libraries of the store, or one for a swap.
 
         `limit`: seconds for each call of the operator and its reference, once all is ready.
         """
-        order = {"library": str(library), "is_swap": is_swap, "timed": timed}
+        order = {"libraries": [*map(str, libraries)], "is_swap": is_swap, "timed": timed}
         try:
             if "pid" not in (self._next(_START_LIMIT) or {}):
                 return Verdict("raised", self._last_words())

@@ -114,6 +114,8 @@ class Operator:
             old.withdraw()
         if version.key:
             session.keys[name] = version.key
+            for library in session.units[name].libraries[1:]:
+                session.errors.pop(library, None)
             session.errors.pop(name, None)
             if name in session.loaded:
                 session.loaded[name] = version.key

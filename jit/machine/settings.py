@@ -48,6 +48,7 @@ class Setting(NamedTuple):
 _DIR = """folder of the build cache, beside `loader.py`, or `~/.cache/octet` where loader is \
 installed or that folder cannot be written; of several the last is written to"""
 _LIMIT = "above this a build removes what was not used for longest"
+PREBUILT = "prebuilt"  # the folder of loader's with the builds that a wheel brings along
 _MODES = ("background", "eager", "lazy", "never")
 
 SETTINGS = (
@@ -80,10 +81,16 @@ def choose(name: str, text: str, unless_set: bool = False) -> None:
 def cache_dirs(root: Path) -> tuple[Path, ...]:
     """The folders of the build cache, absolute; the last one is written to and need not exist.
 
-    Without LOADER_CACHE_DIR that is a folder beside `loader.py` in a checkout that can be written,
-    else the user's own: nothing is ever built into site-packages. Builds that a checkout holds
-    already are read.
+    Below all others are the builds that a wheel brings along, where there are such. Without
+    LOADER_CACHE_DIR it is a folder beside `loader.py` in a checkout that can be written, else the
+    user's own: nothing is ever built into site-packages. Builds that a checkout holds already are
+    read.
     """
+    brought = root / PREBUILT
+    return (*([brought] if os.path.isdir(brought) else []), *_cache_dirs(root))
+
+
+def _cache_dirs(root: Path) -> tuple[Path, ...]:
     name = "LOADER_CACHE_DIR"
     text = value(name)
     beside = tuple(Path(os.path.abspath(root / folder)) for folder in folders(text, name))

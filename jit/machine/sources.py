@@ -9,18 +9,36 @@ from pathlib import Path
 from typing import NamedTuple
 
 HOME = Path(__file__).parents[2]  # loader's own folder, whose headers serve any other one too
+REST = ".rest"  # in the name of a source that few calls need, and of the library made of those
 
 
 class Unit(NamedTuple):
     """The compiled sources of an operator: `ops/X.cpp`, `kernels/X_cpu.cpp` and `kernels/X.cu`.
 
     Of a CUDA part that takes long, `kernels/X.<anything>.cu` is compiled beside it. Where an
-    operator has more files, every `.cpp` and `.cu` of a folder `kernels/X/` is.
+    operator has more files, every `.cpp` and `.cu` of a folder `kernels/X/` is. Those
+    named `*.rest.cpp` and `*.rest.cu` are a library of their own, built behind all others and
+    loaded when a call needs it (include/torch/rest.h).
     """
 
     name: str
     root: Path
     sources: tuple[str, ...]  # relative to root; the .cu files last
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The names of what it is built to: its own, and that of the rest if there is one."""
+        return (self.name, self.name + REST) if any(map(is_rest, self.sources)) else (self.name,)
+
+
+def is_rest(name: str) -> bool:
+    """True for a source that few calls need, and for the library made of such."""
+    return REST in name
+
+
+def unit_of(library: str) -> str:
+    """The name of the unit that a library belongs to."""
+    return library.removesuffix(REST)
 
 
 def discover(root: Path) -> dict[str, Unit]:

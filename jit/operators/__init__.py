@@ -3,7 +3,7 @@
 Doors: `session` (the operators of one folder), `recipe` (how one is built), `frame` (for
 `ops/X.py`, with `elementwise`, `shapes` and `node`, the quicker way in), `offered` (what an
 operator adds to `loader`), `library` (`loader.Library`), `schemas` (what torch knows of them),
-`explain`, `new`.
+`rest` (what few calls need), `explain`, `new`.
 
 Imports `build`, `cache`, `machine` and `errors`.
 """

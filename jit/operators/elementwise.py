@@ -11,7 +11,6 @@ from .frame import (
     backward_form,
     batched,
     check_all,
-    check_fake,
     differentiable,
     fake,
     forward_form,
@@ -21,6 +20,7 @@ from .frame import (
     total,
 )
 from .node import quickly
+from .shapes import check_fake, check_fake_dtype, shown
 
 
 def elementwise(
@@ -91,16 +91,18 @@ def elementwise(
 
 def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
     """Return what an elementwise kernel does for tensors without data."""
-    check_fake(name, **dict(zip(names, tensors, strict=True)))
+    check_fake(name, dict(zip(names, tensors, strict=True)))
     for argument, x in zip(names[1:], tensors[1:], strict=True):
         torch._check(
             x.shape == tensors[0].shape,
             lambda argument=argument, x=x: (
                 f"{name}: {argument} must have the shape of {names[0]}, "
-                f"{tuple(tensors[0].shape)}, got {tuple(x.shape)}; "
+                f"{shown(tensors[0])}, got {shown(x)}; "
                 "expand it first, e.g. with torch.broadcast_tensors"
             ),
         )
+        cure = "; convert one of them with .to()"
+        check_fake_dtype(name, names[0], tensors[0], argument, x, cure)
     return torch.empty_like(tensors[0])
 
 

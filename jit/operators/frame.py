@@ -48,8 +48,21 @@ def fake(op, function: Callable) -> None:
 
 
 def vmap(op, rule: Callable) -> None:
-    """Tell torch.vmap how to run a registered operator on a batch, as register_vmap has it."""
-    if later := _later(op.name(), "vmap", rule):
+    """Tell torch.vmap how to run a registered operator on a batch, as register_vmap has it.
+
+    What does not fit is refused in the sizes of one member, which are those of the caller.
+    """
+
+    def by_member(info, in_dims, *args):
+        try:
+            return rule(info, in_dims, *args)
+        except (RuntimeError, ValueError) as error:
+            refused = error
+        if info.batch_size:
+            op(*first_member(in_dims, args))
+        raise refused
+
+    if later := _later(op.name(), "vmap", by_member):
         torch.library.register_vmap(op, later)
 
 
@@ -80,7 +93,7 @@ def differentiable(op, setup_context: Callable, backward: Callable, tangent: Cal
             return direct(*args)
 
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
-    methods["jvp"] = tangent
+    methods["jvp"] = _nested(tangent)
     formula = type(
         f"{op.name().split('::')[1]}_formula",
         (torch.autograd.Function,),
@@ -102,6 +115,39 @@ def differentiable(op, setup_context: Callable, backward: Callable, tangent: Cal
             return direct(*args)
 
     return call
+
+
+class _Primals:
+    """A ctx whose saved tensors have no tangents at torch.func's level."""
+
+    def __init__(self, ctx):
+        self._ctx = ctx
+        self.saved_tensors = tuple(x if x is None else _primal(x) for x in ctx.saved_tensors)
+
+    def __getattr__(self, name):
+        return getattr(self._ctx, name)
+
+
+def _primal(x: Tensor) -> Tensor:
+    """Without its tangent; in a batch too, for which torch has no rule of that."""
+    f = torch._C._functorch
+    if not f.is_batchedtensor(x):
+        return forward_ad.unpack_dual(x).primal
+    return f._add_batch_dim(_primal(f.get_unwrapped(x)), f.maybe_get_bdim(x), f.maybe_get_level(x))
+
+
+def _nested(tangent: Callable) -> Callable:
+    """A formula of forward mode whose results have tangents of their own at torch.func's lower
+    levels: torch calls it with forward mode off, which there would lose them without a word.
+    """
+
+    def formula(ctx, *tangents):
+        if not torch._C._are_functorch_transforms_active():
+            return tangent(ctx, *tangents)
+        with forward_ad._set_fwd_grad_enabled(True):
+            return tangent(_Primals(ctx), *tangents)
+
+    return formula
 
 
 def in_forward_mode() -> bool:
@@ -134,17 +180,6 @@ def check_all(op: str, names: Iterable[str], values: Iterable) -> None:
             elif isinstance(value, (list, tuple, int, float)):
                 got += "; convert it with torch.tensor()"
             raise TypeError(f"{op}: {name} must be a torch.Tensor, got {got}")
-
-
-def check_fake(op: str, **arguments: Tensor) -> None:
-    """What a fake kernel has to refuse, as the real one does: two devices."""
-    (first, reference), *_ = arguments.items()
-    for name, value in arguments.items():
-        if value.device != reference.device:
-            raise RuntimeError(
-                f"{op}: {name} must be on the device of {first}, {reference.device}, "
-                f"got {value.device}; move one of them with .to()"
-            )
 
 
 def masked(op: str, mask, names: Sequence[str], compute: Callable):
@@ -252,6 +287,11 @@ def backward_form(
         and dtype.
     """
     return form
+
+
+def first_member(in_dims: Sequence, args: Sequence) -> list:
+    """The arguments of the first member of a batch."""
+    return [x if dim is None else x.select(dim, 0) for x, dim in zip(args, in_dims, strict=True)]
 
 
 def batched(op, flatten: bool) -> None:

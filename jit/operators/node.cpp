@@ -20,8 +20,9 @@
 #include <array>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
+
+#include "past_autograd.h"
 
 namespace {
 
@@ -419,6 +420,7 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* named) {
         if (!self) return nullptr;
         self->vectorcall = call;
         self->op = op;
+        call_past_autograd(forward);
         return reinterpret_cast<PyObject*>(self);
     } catch (const std::exception& error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());

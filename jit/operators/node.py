@@ -119,7 +119,7 @@ class Node:
             self.take(library)
             return None
         ours = session.SESSIONS[0]
-        report = Silent() if behind else Progress(["node"], ours.caches[-1])
+        report = Silent() if behind else Progress({"node": 1}, ours.caches[-1])
         job = Job(_recipe(), ours.store, cost=-1, then=self._built)  # behind all that have a cost
         batch = Batch([job], ours.store, report).start()
         if not behind:
@@ -180,8 +180,8 @@ def _found() -> Path | None:
     with contextlib.suppress(OSError, BuildError):
         sources = Sources(HOME, tools.header_folders)
         inputs = key.manifest(UNIT, tools, sources)
-        made = session.SESSIONS[0].found(UNIT, inputs, tools, sources)
-        return _held(made) if made else None
+        made = session.SESSIONS[0].store.serving(UNIT, inputs, tools, sources)
+        return _held(key.key(made)) if made else None
     return None
 
 

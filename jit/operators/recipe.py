@@ -11,7 +11,7 @@ from ..cache.key import built_sources, keeps_to_stable_abi, manifest
 from ..cache.store import Store
 from ..errors import BuildError
 from ..errors.diagnose import explain_failure
-from ..machine.sources import HOME, Sources, Unit
+from ..machine.sources import HOME, Sources, Unit, is_rest
 from ..machine.toolchain import NATIVE, ON_STABLE_ABI, Toolchain
 
 # Has ptxas tell registers and spills of each kernel, which `loader.reload()` shows.
@@ -26,22 +26,33 @@ _GLUE = "-O1"
 
 
 class OperatorRecipe:
-    """A unit for a toolchain, built into `store`; see engine.Recipe."""
+    """A library of a unit for a toolchain, built into `store`; see engine.Recipe.
 
-    def __init__(self, unit: Unit, toolchain: Toolchain, store: Store):
-        self.unit = self.label = unit.name
+    Without the library's name it is all of the unit in one. The libraries of a unit are made of the
+    same inputs, in one work folder.
+    """
+
+    def __init__(self, unit: Unit, toolchain: Toolchain, store: Store, library: str | None = None):
+        self.unit = self.label = library or unit.name
+        self.folder = unit.name
         self._unit, self._toolchain, self._store = unit, toolchain, store
-        self.sources = built_sources(unit, toolchain)
-        self._with_cuda = any(source.endswith(".cu") for source in self.sources)
+        self._all = built_sources(unit, toolchain)
+        apart = library if len(unit.libraries) > 1 else None
+        self.sources = tuple(s for s in self._all if apart is None or is_rest(s) == is_rest(apart))
+        self._with_cuda = any(source.endswith(".cu") for source in self._all)
         self._flags = partial(flags.of, toolchain, store.path.parent / "work")
 
     def inputs(self) -> dict:
-        """Return the manifest of the sources as they are now."""
-        return manifest(self._unit, self._toolchain, self._read())
+        """Return the manifest of the unit's sources as they are now."""
+        return manifest(self._unit, self._toolchain, self._read()) | {"unit": self.unit}
 
     def maker(self, inputs: dict) -> dict:
-        """Return toolchain and checkout: the work folder outlives an edit."""
-        return {"toolchain": inputs["toolchain"], "root": str(self._unit.root)}
+        """Return toolchain and checkout: the work folder outlives an edit.
+
+        Not what C++ alone is compiled with: builds for several CPUs share the objects of CUDA.
+        """
+        toolchain = {k: v for k, v in inputs["toolchain"].items() if k not in ("cflags", "cpu")}
+        return {"toolchain": toolchain, "root": str(self._unit.root)}
 
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler."""
@@ -61,13 +72,14 @@ class OperatorRecipe:
         return workshop.compile(self._compile(source, define) for source in longest_first)
 
     def link(self, workshop: Workshop, objects: list[Object], *more: str) -> Path:
-        """Link these objects, and `more`, to a library under a name of its own."""
+        """Link those of these objects that it is made of, and `more`, to a library."""
         found, toolchain = self._flags(), self._toolchain
         extra = [*found.linker, *toolchain.ldflags]
         if self._with_cuda:
             extra += flags.cuda_runtime(workshop.folder, toolchain)
         order = {source: i for i, source in enumerate(self.sources)}
-        names = [o.path.name for o in sorted(objects, key=lambda o: order[o.source])]
+        own = [o for o in objects if o.source in order]
+        names = [o.path.name for o in sorted(own, key=lambda o: order[o.source])]
         last = found.link(extra, self._with_cuda)
         return workshop.link([*toolchain.command("CXX"), *names, *more, *last], "library.so")
 
@@ -77,8 +89,8 @@ class OperatorRecipe:
         return workshop.failure(self.label, causes, f"{self.label}.log")
 
     def cost(self) -> int:
-        """Return a guess at the work."""
-        return sum(self._costs().values())
+        """Return a guess at the work; less than any for what few calls need, which comes last."""
+        return -1 if is_rest(self.unit) else sum(self._costs().values())
 
     def _costs(self) -> dict[str, int]:
         """By the size of what each source reaches of ours; those in ops/ take half as long."""
@@ -100,7 +112,7 @@ class OperatorRecipe:
             command += found.cuda(self.unit, includes, own)
         else:
             cflags = toolchain.cflags
-            if source.startswith("ops/") and len(self.sources) > 1:
+            if source.startswith("ops/") and len(self._all) > 1:
                 cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
             own = [*cflags, *found.quicker, *define]
             command = toolchain.command("CXX")

@@ -6,6 +6,7 @@ first loaded, and later imports declare them, with stand-in kernels that load th
 is called. The library itself leaves out what is declared already (include/torch/glue.h, `define`).
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..machine import files
 _RECORD = ".schemas.json"
 DECLARED = "OCTET_DECLARED"  # tells libraries: this process's number, then the operators' names
 
-# By unit: what torch forgets its schemas with, and, until its library is loaded, its stand-ins.
+# By library: what torch forgets its schemas with, and, until it is loaded, its stand-ins.
 _declared: dict[str, list] = {}
 _names: list[str] = []
 
@@ -50,28 +51,33 @@ def known_to_torch(belongs: Callable[[str], bool]) -> list[str]:
 def declare(schemas: dict[str, list[str]], load: Callable[[str], object]) -> None:
     """Register these schemas by unit; whoever calls one of them has `load(unit)` done first."""
     for unit in schemas.keys() - _declared.keys():
-        library = torch._C._dispatch_library("FRAGMENT", "octet", "")
-        kernels = torch._C._dispatch_library("IMPL", "octet", "CompositeExplicitAutograd")
-        for schema in schemas[unit]:
-            name = library.define(schema.removeprefix("octet::"))
-            kernels.impl(name, "CompositeExplicitAutograd", _stand_in(unit, name, load))
-            _names.append(name)
-        _declared[unit] = [library, kernels]
+        register(unit, schemas[unit], functools.partial(_stand_in, unit, load))
+
+
+def is_declared(library: str) -> bool:
+    """True if it is this module by which torch knows a library's operators."""
+    return library in _declared
+
+
+def withdraw(library: str) -> None:
+    """Take the stand-ins of a library away: it is about to bring the kernels."""
+    if library in _declared:
+        del _declared[library][1:]
+
+
+def register(library: str, schemas: list[str], stand_in: Callable[[str], Callable]) -> None:
+    """Define operators that a library will bring, with `stand_in(name)` for the kernel of each."""
+    known = torch._C._dispatch_library("FRAGMENT", "octet", "")
+    kernels = torch._C._dispatch_library("IMPL", "octet", "CompositeExplicitAutograd")
+    for schema in schemas:
+        name = known.define(schema.removeprefix("octet::"))
+        kernels.impl(name, "CompositeExplicitAutograd", stand_in(name))
+        _names.append(name)
+    _declared[library] = [known, kernels]
     _tell()
 
 
-def is_declared(unit: str) -> bool:
-    """True if it is this module by which torch knows the unit."""
-    return unit in _declared
-
-
-def withdraw(unit: str) -> None:
-    """Take the stand-ins of a unit away: its library is about to bring the kernels."""
-    if unit in _declared:
-        del _declared[unit][1:]
-
-
-def _stand_in(unit: str, name: str, load: Callable[[str], object]) -> Callable:
+def _stand_in(unit: str, load: Callable[[str], object], name: str) -> Callable:
     def kernel(*args: Any, **named: Any) -> Any:
         load(unit)
         return getattr(torch.ops.octet, name).default(*args, **named)

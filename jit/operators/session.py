@@ -16,8 +16,7 @@ from ..cache import index
 from ..errors import BuildError
 from ..machine import settings, toolchain
 from ..machine import sources as units
-from ..machine.toolchain import Toolchain
-from . import schemas
+from . import rest, schemas
 
 if TYPE_CHECKING:  # which a warm import does without
     from ..build.batch import Batch
@@ -36,9 +35,9 @@ class Session:
     Attributes:
         package: where the operators' Python sides are imported from, `<package>.<unit>`.
         units: what there is to build, by name.
-        keys: the key of each unit that was looked for.
-        errors: of units that could not be built.
-        loaded: the keys of those whose library this process has loaded.
+        keys: the key of each library that was looked for; a unit's own has its name.
+        errors: of libraries that could not be built.
+        loaded: the keys of those that this process has loaded.
         imported: when the Python side of a unit was first imported, in seconds since the epoch.
     """
 
@@ -57,7 +56,7 @@ class Session:
 
     def _unlock(self) -> None:
         self._lock = threading.RLock()
-        # By unit what is being built, or was last; a child builds for itself.
+        # By library what is being built, or was last; a child builds for itself.
         self._jobs: dict[str, Job] = {}
 
     def discover(self) -> None:
@@ -104,7 +103,7 @@ class Session:
         return True
 
     def find(self, names: list[str]) -> dict[str, dict]:
-        """Work out the keys of these units; the manifests of those that the store lacks."""
+        """Work out the keys of these units' libraries; the manifests of those the store lacks."""
         from ..cache import key
 
         sources = units.Sources(self.root, self.toolchain.header_folders)
@@ -114,35 +113,25 @@ class Session:
                 inputs = key.manifest(self.units[name], self.toolchain, sources)
             paths.update(inputs["files"])
             with self.receipt.time(name, "lookup"):
-                found = self.found(self.units[name], inputs, self.toolchain, sources)
-            self.keys[name] = found or key.key(inputs)
-            if not found:
-                missing[name] = inputs
-            elif self.receipt.units[name]["result"] == "missing":
-                self.receipt.result(name, "hit")
+                found = self.store.serving(self.units[name], inputs, self.toolchain, sources)
+                inputs = found or inputs
+            for library in self.units[name].libraries:
+                made_of = inputs | {"unit": library}
+                self.keys[library] = key.key(made_of)
+                if not found or not self.store.has(library, self.keys[library]):
+                    missing[library] = made_of
+                elif self.receipt.units.get(library, {}).get("result", "missing") == "missing":
+                    self.receipt.result(library, "hit")
         if not missing and set(names) == set(self.units):
             now = index.Index(self.caches, self.root, self.toolchain)
             now.remember(self.keys, sorted(paths))
         return missing
 
-    def found(
-        self, unit: units.Unit, inputs: dict, tools: Toolchain, sources: units.Sources
-    ) -> str | None:
-        """The key of the build in the store that is made of `inputs`, or serves as well."""
-        from ..cache import key
-
-        if self.store.has(unit.name, key.key(inputs)):
-            return key.key(inputs)
-        for _, recorded in self.store.entries(unit.name):
-            made_of = recorded["inputs"]
-            if key.serves(made_of, unit, tools, sources):
-                return key.key(made_of)
-        return None
-
     def begin(
         self, names: list[str], why: dict[str, str] | None = None, behind: bool = False
     ) -> "Batch | None":
-        """Start to build those that the store lacks; the running or finished batch, or None.
+        """Start to build the libraries of these units that the store lacks; the running or finished
+        batch, or None.
 
         `why` has a reason for those that are built although their sources are not new. What is
         being built already is left to that.
@@ -150,10 +139,11 @@ class Session:
         from ..build import compile_commands
 
         with self._lock:
-            idle = [name for name in names if name not in self._jobs or self._jobs[name].ended]
+            libraries = [library for name in names for library in self.units[name].libraries]
+            idle = [name for name in libraries if name not in self._jobs or self._jobs[name].ended]
             for name in idle:
                 self.errors.pop(name, None)
-            found, why = self.find(idle), why or {}
+            found, why = self.find([*dict.fromkeys(map(units.unit_of, idle))]), why or {}
             wanted = [name for name in idle if name in found or name in why]
             missing = [name for name in wanted if not self.is_foreign(name)]
             if not missing:
@@ -164,12 +154,15 @@ class Session:
             from ..build.progress import Progress
             from .recipe import OperatorRecipe
 
-            recipes = [OperatorRecipe(self.units[n], self.toolchain, self.store) for n in missing]
-            for recipe in recipes:
-                reason, done = why.get(recipe.unit, ""), self._finished
-                self._jobs[recipe.unit] = Job(recipe, self.store, reason, recipe.cost(), done)
-            reasons = self._reasons({name: found[name] for name in missing}) if behind else ""
-            report = Progress(missing, self.caches[-1], reasons)
+            costs = {}
+            for name in missing:
+                unit = self.units[units.unit_of(name)]
+                recipe = OperatorRecipe(unit, self.toolchain, self.store, name)
+                reason, cost = why.get(name, ""), recipe.cost()
+                self._jobs[name] = Job(recipe, self.store, reason, cost, self._finished)
+                costs[name] = max(cost, 1)
+            reasons = self._reasons({n: found[n] for n in missing if n in found}) if behind else ""
+            report = Progress(costs, self.caches[-1], reasons)
             batch = Batch([self._jobs[name] for name in missing], self.store, report).start()
             compile_commands.write(self.root, self.toolchain)  # while compilers run
             return batch
@@ -178,9 +171,10 @@ class Session:
         """Build those that the store lacks, and wait for all; the errors."""
         if batch := self.begin(names):
             batch.wait()
-        for name in names:
-            self._await(name)
-        return {name: self.errors[name] for name in names if name in self.errors}
+        libraries = [library for name in names for library in self.units[name].libraries]
+        for library in libraries:
+            self._await(library)
+        return {name: self.errors[name] for name in libraries if name in self.errors}
 
     def _finished(self, job: "Job") -> None:
         """Take in the end of a job, in its thread."""
@@ -199,17 +193,17 @@ class Session:
 
         names: dict[str, list[str]] = {}  # by reason
         for name, inputs in manifests.items():
-            first, *rest = why_built(self.store, self.units[name], inputs)
+            first, *rest = why_built(self.store, self.units[units.unit_of(name)], inputs)
             names.setdefault(f"{first}{', ...' if rest else ''}", []).append(name)
         if len(names) == 1:
             return next(iter(names))
         return "; ".join(f"{', '.join(units)}: {why}" for why, units in names.items())
 
     def is_foreign(self, name: str) -> bool:
-        """True if a library that somebody else loaded, a wheel's say, has this operator."""
+        """True if a library that somebody else loaded, a wheel's say, has what this one has."""
         if name in self.loaded or schemas.is_declared(name):
             return False
-        if not torch._C._dispatch_has_kernel(f"octet::{name}"):
+        if not torch._C._dispatch_has_kernel(f"octet::{rest.representative(name)}"):
             return False
         self.receipt.result(name, "foreign")
         return True
@@ -270,11 +264,11 @@ class Session:
         return [unit + form for unit in self.units for form in ("", "_fw", "_bw", "_reference")]
 
     def load(self, name: str) -> None:
-        """Load the library of a unit, verified; build it first where that is still to do.
+        """Load a library, verified; build it first where that is still to do.
 
         Waits for this library alone, which goes to the front of the queue.
         """
-        failure = None
+        failure, unit = None, units.unit_of(name)
         for _ in range(4):
             self._await(name)
             with self._lock:
@@ -283,7 +277,9 @@ class Session:
                 if name in self.errors:
                     raise self.errors[name]
                 if name not in self.keys:
-                    self.find([name])
+                    self.find([unit])
+                if units.is_rest(name):
+                    rest.settle(name, self.store, self.loaded, self.keys)
                 if library := self._held(name):
                     before, failure = failure, self._open(name, library)
                     if not failure:
@@ -298,11 +294,11 @@ class Session:
             )
         from ..errors.diagnose import explain_failure
 
-        cause = explain_failure(failure, self.root, self.units[name].sources)
+        cause = explain_failure(failure, self.root, self.units[unit].sources)
         raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
 
     def _await(self, name: str) -> None:
-        """Wait for the build of a unit where one is under way, in front of all others."""
+        """Wait for the build of a library where one is under way, in front of all others."""
         if job := self._jobs.get(name):
             job.hurry()
             job.wait()
@@ -316,10 +312,12 @@ class Session:
             with self.receipt.time(name, "dlopen"):
                 schemas.withdraw(name)
                 torch.ops.load_library(str(library))
+                for other in self.units[units.unit_of(name)].libraries:
+                    rest.declare(other, self.load)
         except OSError as error:
             return str(error.__cause__ or error)  # torch says which library, dlopen says why
         key = self.loaded[name] = self.keys[name]
-        if self.package == "loader.ops":
+        if self.package == "loader.ops" and not units.is_rest(name):
             schemas.note(self.store.path, name, key, lambda public: self.owner(public) == name)
         return None
 
@@ -340,7 +338,7 @@ class Session:
         if self.store.has(name, self.keys[name]):
             why.setdefault(name, "it was damaged")
             self.store.discard(self.store.path / f"{name}-{self.keys[name]}")
-        self.begin([name], why)
+        self.begin([units.unit_of(name)], why)
 
 
 def owner(name: str) -> tuple[Session, str] | None:

@@ -1,7 +1,20 @@
-"""Shapes checked by named sizes, "(N, 8, F)"; what torch/shapes.h is, for tensors without data."""
+"""What is refused of tensors without data, as C++ refuses it of others.
+
+Shapes are checked by named sizes, "(N, 8, F)", as torch/shapes.h does.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
+
+
+def shown(x: Tensor | tuple) -> tuple:
+    """The sizes of a tensor for a message, of which torch.compile may have symbols."""
+    sizes = x.shape if isinstance(x, Tensor) else x
+    hints = (getattr(getattr(size, "node", None), "hint", size) for size in sizes)
+    return tuple(size if hint is None else hint for size, hint in zip(sizes, hints, strict=True))
 
 
 class Sizes:
@@ -21,7 +34,7 @@ class Sizes:
 
     def match(self, argument: str, x: Tensor, pattern: str, cure: str = "") -> None:
         """Refuse an argument that has not the shape of `pattern`; `cure` ends the message."""
-        shape, end = tuple(x.shape), f"; {cure}" if cure else ""
+        shape, end = shown(x), f"; {cure}" if cure else ""
         self._fit(x, pattern, {}, f"{argument} must be {pattern}, got {shape}{end}")
         for part, size in zip(*_named(x, pattern), strict=True):
             if not part.isdigit():
@@ -33,8 +46,8 @@ class Sizes:
     def match_known(self, argument: str, x: Tensor, pattern: str) -> None:
         """The same of an argument whose shape the others before it decide, all or in part."""
         known = {name: size for name, (size, *_) in self._bound.items()}
-        values = ", ".join(str(known.get(part, part)) for part in _parts(pattern))
-        message = f"{argument} must be {pattern} = ({values}), got {tuple(x.shape)}"
+        values = ", ".join(str(shown((known.get(part, part),))[0]) for part in _parts(pattern))
+        message = f"{argument} must be {pattern} = ({values}), got {shown(x)}"
         self._fit(x, pattern, known, message)
         self.match(argument, x, pattern)
 
@@ -61,3 +74,56 @@ def _named(x: Tensor, pattern: str) -> tuple[list[str], tuple]:
     if parts[0] != "...":
         return parts, sizes
     return parts[1:], sizes[max(0, len(sizes) - len(parts) + 1) :]
+
+
+_FLOATS = torch.float32, torch.float64, torch.float16, torch.bfloat16
+
+
+def check_fake(
+    op: str, arguments: Mapping[str, Tensor], also: Mapping = MappingProxyType({})
+) -> None:
+    """What a fake kernel has to refuse, as the real one does: layouts, dtypes and two devices.
+
+    `also`: a dtype that an argument may have beside the four of floating point.
+    """
+    (first, reference), *_ = arguments.items()
+    for name, x in arguments.items():
+        allowed = (*([also[name]] if name in also else []), *_FLOATS)
+        torch._check(
+            x.layout == torch.strided,
+            lambda name=name: (
+                f"{op}: {name} must be a dense tensor, got a sparse or packed one; "
+                f"use {name}.to_dense()"
+            ),
+        )
+        torch._check(
+            x.device == reference.device,
+            lambda name=name, x=x: (
+                f"{op}: {name} must be on the device of {first}, {reference.device}, "
+                f"got {x.device}; move one of them with .to()"
+            ),
+        )
+        torch._check(
+            x.dtype in allowed,
+            lambda name=name, x=x, allowed=allowed: (
+                f"{op}: {name} must be {', '.join(map(_word, allowed[:-1]))} or "
+                f"{_word(allowed[-1])}, got {_word(x.dtype)}; convert it, e.g. {name}.float()"
+            ),
+        )
+
+
+def check_fake_dtype(
+    op: str, first: str, a: Tensor, second: str, b: Tensor, cure: str = ""
+) -> None:
+    """What a fake kernel refuses where two arguments have to be of one dtype."""
+    torch._check(
+        a.dtype == b.dtype,
+        lambda: (
+            f"{op}: {second} must have the dtype of {first}, {_word(a.dtype)}, "
+            f"got {_word(b.dtype)}{cure}"
+        ),
+    )
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

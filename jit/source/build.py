@@ -80,7 +80,7 @@ class SourceRecipe:
     names: tuple[str, ...] = ()  # instances of templates that are wanted
     # Builds of this and its like, by architecture and names: each is the same for ever.
     made: dict[tuple, Build] = field(default_factory=dict)
-    unit = label = "source_module"
+    unit = folder = label = "source_module"
 
     def build(self) -> Build:
         """Return what is made of it, from this process, the store, or the compiler.

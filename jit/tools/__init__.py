@@ -1,6 +1,6 @@
 """The command line, `python -m loader`: doctor, profile, sanitize, the cache's care, benchmarks.
 
-Doors: `cli` (the command line), `doctor` (`loader.doctor`), `main` (`python -m loader` of a wheel).
+Doors: `cli` (the command line), `doctor` (`loader.doctor`).
 
 Imports every other room; none imports it.
 """

@@ -13,10 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..build.steps import Steps
 from ..machine import settings
 
 _ROOT = Path(__file__).resolve().parents[2]
-_BENCH = sorted(path.stem for path in (_ROOT / "bench").glob("*.py") if path.stem != "harness")
+_NO_BENCH = {"harness", "everything", "compare"}
+_BENCH = sorted({path.stem for path in (_ROOT / "bench").glob("*.py")} - _NO_BENCH)
+_PLAIN = 10.0  # seconds between lines on how far a command is, where there is no terminal
+_RESUMED = "what is compiled is kept, and the same command goes on from there"
+_KEPT = {  # after an interrupt; a benchmark says so itself
+    "build": _RESUMED,
+    "wheel": f"{_RESUMED}; no wheel was made",
+    "cache": "what it had removed is gone, the rest is as it was",
+}
 _COMMANDS: dict[Callable, tuple] = {}  # `_name`, whose docstring is the help, and its arguments
 
 
@@ -36,10 +45,15 @@ def main(arguments: list[str] | None = None) -> int:
     if rest and options.command != "bench":
         parser.parse_args(arguments)
     settings.choose("LOADER_BUILD", "lazy", unless_set=True)
+    Steps.plain = _PLAIN
     try:
         return options.run(options) or 0
     except (RuntimeError, ValueError) as error:
         print(f"loader: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        kept = _KEPT.get(options.command, "nothing of it is left over")
+        print(f"\nloader: {options.command}: interrupted; {kept}", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # as in `python -m loader cache | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
@@ -72,6 +86,13 @@ def _loader() -> Any:
     return importlib.import_module("loader")
 
 
+def _capabilities(names: list[str]) -> list[str]:
+    for name in names:
+        if not re.fullmatch(r"\d+\.\d+[af]?(\+PTX)?", name):
+            raise ValueError(f"--arch takes compute capabilities such as 9.0, got {name!r}")
+    return names
+
+
 @_command(
     _OPERATORS,
     _word("--arch", nargs="+", metavar="X.Y", help="compute capabilities, e.g. 8.0 9.0"),
@@ -81,10 +102,7 @@ def _loader() -> Any:
 def _build(options: argparse.Namespace) -> None:
     """Compile what the cache lacks."""
     if options.arch:
-        for name in options.arch:
-            if not re.fullmatch(r"\d+\.\d+[af]?(\+PTX)?", name):
-                raise ValueError(f"--arch takes compute capabilities such as 9.0, got {name!r}")
-        os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(options.arch)
+        os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(_capabilities(options.arch))
     if options.jobs is not None:
         if options.jobs < 1:
             raise ValueError(f"--jobs must be 1 or more, got {options.jobs}")
@@ -100,6 +118,21 @@ def _build(options: argparse.Namespace) -> None:
 
         if error := NODE.build():
             print(f"loader: {error}\nOperators work without it, called by Python", file=sys.stderr)
+
+
+@_command(
+    _word("--arch", nargs="+", metavar="X.Y", help="compute capabilities, e.g. 8.0 9.0"),
+    _word("--cpu", action="store_true", help="without CUDA"),
+    _word("--out", metavar="FOLDER", default="dist", help="where it goes (default: dist)"),
+)
+def _wheel(options: argparse.Namespace) -> None:
+    """Make a wheel that needs no compiler: the operators' builds are inside."""
+    from .wheel import contents, make
+
+    if bool(options.arch) == options.cpu:
+        raise ValueError("wheel: name GPUs, as in --arch 8.0 9.0, or say --cpu")
+    out = Path(options.out).expanduser()
+    print(contents(make(_ROOT, out, _capabilities(options.arch or []))))
 
 
 @_command(_OPERATORS)
@@ -219,12 +252,21 @@ def _cure(error: ImportError) -> str:
 
 
 @_command(
-    _word("name", choices=_BENCH or None, help="its own options follow"),
+    _word("name", nargs="?", choices=_BENCH or None, help="its own options follow"),
+    _word("--all", nargs=argparse.REMAINDER, help="what this machine can run and has not yet"),
+    _word("--compare", nargs=2, metavar=("OLD", "NEW"), help="folders of results: what got slower"),
 )
-def _bench(options: argparse.Namespace) -> None:
-    """Run a benchmark of bench/ and keep its results."""
+def _bench(options: argparse.Namespace) -> int:
+    """Run benchmarks of bench/ and keep their results, or compare what is kept."""
     if not _BENCH:
         raise ValueError("bench: the benchmarks are in loader's checkout; this copy is installed")
+    if sum(given is not None for given in (options.name, options.all, options.compare)) != 1:
+        raise ValueError("bench takes one of a benchmark's name, --all and --compare OLD NEW")
     _loader()
     sys.path.insert(0, str(_ROOT / "bench"))
-    importlib.import_module(options.name).main(options.rest)
+    name = options.name or ("compare" if options.compare else "everything")
+    given = options.compare or options.all or options.rest
+    try:
+        return importlib.import_module(name).main(given) or 0
+    except KeyboardInterrupt:
+        return 130

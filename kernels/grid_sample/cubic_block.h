@@ -1,4 +1,4 @@
-// Blocks of points for bicubic interpolation on the CPU; see cubic_cpu.cpp.
+// Blocks of points for bicubic interpolation on the CPU; see cubic_cpu.rest.cpp.
 #pragma once
 #include "blocks.h"
 

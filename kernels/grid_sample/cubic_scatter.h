@@ -1,4 +1,4 @@
-// Bicubic interpolation on the CPU: the gradient to the input; see cubic_cpu.cpp.
+// Bicubic interpolation on the CPU: the gradient to the input; see cubic_cpu.rest.cpp.
 #pragma once
 #include "cubic_block.h"
 

@@ -1,6 +1,6 @@
 // grid_sample's CUDA kernels for what linear_forward.cuh and linear_backward.cuh do not take:
 // bicubic images, deterministic, second derivatives, fields of more than 2^30 pixels. Bicubic
-// volumes and second derivatives are in cubic.cu.
+// volumes and second derivatives are in cubic.rest.cu.
 //
 // 32 threads take 32 / lanes neighbouring points; the lanes of a point take its channels in turn,
 // V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are

@@ -54,11 +54,7 @@ struct GridSampleJob {
 
 /// Launches the kernels for V channels at a time.
 const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream);
-const char* grid_sample_forward_16bit(GridSampleJob& job, int V, cudaStream_t stream);
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream);
-const char* grid_sample_backward_16bit(GridSampleJob& job, int V, cudaStream_t stream);
-/// Bicubic interpolation of volumes, and second derivatives of all that is bicubic.
-const char* grid_sample_cubic(GridSampleJob& job, int V, cudaStream_t stream);
 
 __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && *job.choice != job.chosen;

@@ -1,6 +1,6 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
 // linear_backward.cuh (general.cuh: bicubic images, deterministic, second derivatives, fields of
-// more than 2^30 pixels; cubic.cu: bicubic volumes and second derivatives).
+// more than 2^30 pixels; cubic.rest.cu: bicubic volumes and second derivatives).
 //
 // Bytes that must move (float32), for P points of C channels in a volume of V voxels: forward
 // 4 (P (D + C) + min(V, 2^D P) C), but a voxel is fetched in sectors of 32 bytes. Channels last, a
@@ -191,15 +191,15 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     }
     set_points(job, plan);
     if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
-        error = grid_sample_cubic(job, plan.V, stream);
+        error = p.rest->cubic(job, plan.V, stream);
     else if (!p.grad_out)
-        error = (bits16 ? grid_sample_forward_16bit : grid_sample_forward)(job, plan.V, stream);
+        error = (bits16 ? p.rest->forward_16bit : grid_sample_forward)(job, plan.V, stream);
     else if (is_second(p))
         error = (p.dtype == DType::kDouble  ? second<double>
                  : p.dtype == DType::kFloat ? second<float>
                                             : second<Short>)(job, stream);
     else
-        error = (bits16 ? grid_sample_backward_16bit : grid_sample_backward)(job, plan.V, stream);
+        error = (bits16 ? p.rest->backward_16bit : grid_sample_backward)(job, plan.V, stream);
     if (error || !(plan.sums || plan.fixed)) return error;
     switch (p.dtype) {
         case DType::kFloat:

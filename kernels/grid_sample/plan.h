@@ -61,7 +61,7 @@ struct Plan : Fields {
     int64_t shares, splits;  // of the scattering: images are shared, and each is split
     bool by_channel;
     bool planes;  // planes_cpu.cpp does the points, and all but the cubic scattering
-    bool cubic;   // cubic_cpu.cpp does both: bicubic volumes and second derivatives
+    bool cubic;   // cubic_cpu.rest.cpp does both: bicubic volumes and second derivatives
     int64_t field_bytes;
 
     explicit Plan(const GridSampleParams& p) {

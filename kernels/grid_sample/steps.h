@@ -314,7 +314,7 @@ class Steps {
                 const int64_t until = std::min(p.P, (stop - b * blocks) * kBlock);
                 const Part part{b, i % blocks * kBlock, until, true, false, {}, {}};
                 plan.planes ? grid_sample_planes_cpu(&p, &part)
-                            : grid_sample_cubic_cpu(&p, &plan, &part);
+                            : p.rest->cubic_cpu(&p, &plan, &part);
                 i = stop;
             }
             return;
@@ -344,7 +344,7 @@ class Steps {
         if (plan.planes || plan.cubic) {
             const int slowest = 1 + block.outermost;
             Part part{b, 0, p.P, points, true, {begin[0], end[0]}, {begin[slowest], end[slowest]}};
-            if (plan.cubic) return grid_sample_cubic_cpu(&p, &plan, &part);
+            if (plan.cubic) return p.rest->cubic_cpu(&p, &plan, &part);
             part.scatter = p.interpolation != Interpolation::kCubic;
             if (points || part.scatter) grid_sample_planes_cpu(&p, &part);
             if (part.scatter) return;

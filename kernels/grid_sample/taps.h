@@ -156,7 +156,7 @@ struct Fields {
     Field input, upstream, target;
 };
 
-/// What of one image is to be done by planes_cpu.cpp or cubic_cpu.cpp.
+/// What of one image is to be done by planes_cpu.cpp or cubic_cpu.rest.cpp.
 struct Part {
     int64_t image;
     int64_t begin, end;    // points, from the beginning of a block on
@@ -165,5 +165,3 @@ struct Part {
     int64_t rows[2];
 };
 OCTET_KERNEL void grid_sample_planes_cpu(const GridSampleParams* p, const Part* part);
-OCTET_KERNEL void grid_sample_cubic_cpu(const GridSampleParams* p, const Fields* fields,
-                                        const Part* part);

@@ -22,6 +22,7 @@ def main(file: str | None = None, operator: str | None = None, library: str | No
     theme.dress(app)
     chosen = os.environ.get("OCTET_VIEWER_SETTINGS")
     window = Window(Settings(Path(chosen) if chosen else None))
+    window.closed.connect(app.quit)
     window.show()
     if file:
         window.open(Path(file))

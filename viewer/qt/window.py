@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from PySide6.QtCore import Qt, QTimer, QUrl
+from PySide6.QtCore import Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import QCloseEvent, QDesktopServices, QImage, QPixmap
 from PySide6.QtWidgets import (
     QGridLayout,
@@ -46,6 +46,7 @@ class Window(QMainWindow):
     """One picture or volume, and all that can be done with it."""
 
     recent_menu: QMenu
+    closed = Signal()
 
     def __init__(self, settings: Settings, watch: bool = True):
         super().__init__()
@@ -350,3 +351,4 @@ class Window(QMainWindow):
         ended = [self.opening.stop(), self.renderer.stop(), self.choices.stop()]
         self.stuck = not all([*ended, self.watching.finish()])
         event.accept()
+        self.closed.emit()  # Qt itself sees no window closed that is hidden

@@ -1,5 +1,6 @@
 """The facts that checks look at, and the means to try something out."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...machine import toolchain
+from ...machine import settings, toolchain
 
 TIMEOUT = 20  # seconds that a tool may take
 MOVE_CACHE = "set LOADER_CACHE_DIR to a folder of your own on a local disk"
@@ -27,6 +28,12 @@ class Context:
     refusal: str | None  # why nothing can be written in `folder`
     architectures: str  # that a build would compile CUDA sources for, as Toolchain has them
     facts: Callable[[], dict[str, Any]]  # what torch says of itself
+
+    @property
+    def brought(self) -> Path | None:
+        """The store that a wheel brought along; None where there is none."""
+        store = self.root / settings.PREBUILT / "store"
+        return store if store.is_dir() else None
 
     @property
     def nvcc(self) -> list[str]:
@@ -67,16 +74,29 @@ def run(command: list[str], patience: int = 1, **environment: str) -> tuple[bool
             env={**os.environ, "LC_ALL": "C", **environment},
             start_new_session=True,
         ) as process:
+            _running.add(process)
             try:
                 said, _ = process.communicate(timeout=patience * TIMEOUT)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)  # with the programs that it started
                 return False, f"error: it does not end within {patience * TIMEOUT} s"
+            finally:
+                _running.discard(process)
     except OSError as error:
         return False, f"error: {error.strerror}"
     if process.returncode < 0:
         said += f"\nerror: killed by {signal.Signals(-process.returncode).name}"
     return process.returncode == 0, said
+
+
+_running: set[subprocess.Popen] = set()
+
+
+def end_all() -> None:
+    """End the commands that are running, for a doctor that is interrupted."""
+    for process in [*_running]:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def first_error(said: str) -> str:

@@ -8,34 +8,48 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...build.steps import Steps
 from ...errors import BuildError
-from ...machine import child, toolchain
+from ...machine import child, settings, toolchain
 from . import software, system
-from .context import Check, Context, TorchMissing, last_line, run
+from .context import Check, Context, TorchMissing, end_all, last_line, run
 from .report import Finding, Report
 
+_TURN = 0.5  # seconds
 CHECKS = software.CHECKS | system.CHECKS  # by subject, in the order of the report
 
 
 def doctor(root: Path, caches: tuple[Path, ...]) -> Report:
     """Look at everything that a build into the last of `caches` needs; takes a few seconds."""
     folder, probe, refusal = make_probe(caches[-1])
-    layers = [("cache", partial(system.layer, layer)) for layer in caches[:-1]]
+    brought = root / settings.PREBUILT
+    layers = [("cache", partial(system.layer, layer)) for layer in caches[:-1] if layer != brought]
     checks: list[tuple[str, Check]] = [*CHECKS.items(), *layers]
+    checks += [("prebuilt", system.prebuilt)] * brought.is_dir()
     architectures = ""
     with contextlib.suppress(Exception):  # the GPU's check will fail on the same, and say so
         architectures = toolchain.architectures(probe)
+    steps = Steps("looking", dict.fromkeys((subject for subject, _ in checks), 0.0))
+    pool = ThreadPoolExecutor(len(checks) + 1)  # most of the time they wait
     try:
-        with ThreadPoolExecutor(len(checks) + 1) as pool:  # most of the time they wait
+        with steps:
             torch = pool.submit(ask_torch, architectures)
             context = Context(root, caches[-1], folder, probe, refusal, architectures, torch.result)
-            findings = [*pool.map(lambda each: guarded(each[0], each[1], context), checks)]
+            found = [pool.submit(guarded, *each, context, steps) for each in checks]
+            while wait(found, _TURN).not_done:  # in turns, so that a Ctrl-C is seen at once
+                pass
+            findings = [each.result() for each in found]
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        end_all()
+        raise
     finally:
+        pool.shutdown()
         shutil.rmtree(probe, ignore_errors=True)
     versions = {"python": platform.python_version(), "platform": platform.platform()}
     return Report(findings, versions | torch.result())
@@ -52,8 +66,9 @@ def make_probe(cache: Path) -> tuple[Path, Path, str | None]:
         return folder, Path(tempfile.mkdtemp(prefix="loader-doctor-")), error.strerror
 
 
-def guarded(subject: str, check: Check, context: Context) -> Finding:
+def guarded(subject: str, check: Check, context: Context, steps: Steps) -> Finding:
     """Return the finding of a check; one that fails itself must not hide the others'."""
+    steps.show(subject)
     try:
         return Finding(subject, *check(context))
     except TorchMissing:
@@ -64,6 +79,8 @@ def guarded(subject: str, check: Check, context: Context) -> Finding:
         return Finding(subject, "error", found, cure)
     except Exception as error:
         return Finding(subject, "warning", f"not checked: {type(error).__name__}: {error}")
+    finally:
+        steps.end(subject)
 
 
 def ask_torch(architectures: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from ...cache.lock import gate
-from ...cache.store import check_private, check_writable
+from ...cache.store import Store, check_private, check_writable
 from ...machine import gpus, settings
+from ...machine.sources import Sources, unit_of
 from ...machine.toolchain import FLAGS, LINK_FLAGS
 from .context import MOVE_CACHE, Check, Context, Found, version
 
@@ -125,6 +126,35 @@ def _cache(context: Context) -> Found:
     for folder in there:
         check_writable(folder)
     return "ok", f"{cache} {'can be written' if cache.exists() else 'will be created'}"
+
+
+def prebuilt(context: Context) -> Found:
+    """Look at what a wheel brought along, whether it is for this CUDA and of these sources."""
+    assert context.brought
+    made = [recorded["inputs"] for _, recorded in Store([context.brought.parent]).entries()]
+    if not made:
+        found = f"{context.brought} holds nothing that can be read"
+        return (
+            "warning",
+            found,
+            "install the wheel again\n$ pip install --force-reinstall --no-deps",
+        )
+    sources = Sources(context.root)
+    changed = {
+        m["unit"] for m in made for f in m["files"] if sources.closure(f).get(f) != m["files"][f]
+    }
+    if changed:
+        found = f"the sources of {', '.join(sorted(changed))} were edited: they are built here"
+        return "warning", found, "to have the wheel's, install it again"
+    runtimes = {m["toolchain"].get("cuda_runtime") for m in made} - {None}
+    found = f"{', '.join(sorted({unit_of(m['unit']) for m in made}))}: without CUDA"
+    if runtimes:
+        (listed,) = {m["toolchain"]["architectures"] for m in made} - {""}
+        found += f" and with CUDA {', '.join(runtimes)} for {listed}"
+        if context.cuda and str(version(context.cuda)[0]) not in runtimes and gpus.capabilities():
+            found += f", but torch has {context.cuda}: they run on the CPU alone"
+            return "warning", found, "install a wheel for that CUDA, or nvcc: it is built here then"
+    return "ok", found
 
 
 def layer(folder: Path, _: Context) -> Found:

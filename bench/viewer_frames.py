@@ -1,6 +1,6 @@
 """How long the viewer takes for a picture, and from a saved edit of a kernel to the new picture.
 
-    python -m loader bench viewer [--repeats 30] [--edits 5]
+    python -m loader bench viewer_frames [--repeats 30] [--edits 5]
 
 Frames are those of the window's own thread on two cores: sampled, coloured, rounded to bytes. The
 photograph is scikit-image's astronaut, tiled to 4K, seen whole and one to one; the volume is the
@@ -189,7 +189,9 @@ def table(record: dict) -> str:
 
 def main(arguments: list[str]) -> None:
     """Measure in processes of two cores, and keep the results."""
-    parser = argparse.ArgumentParser(prog="python -m loader bench viewer", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loader bench viewer_frames", description=__doc__
+    )
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--edits", type=int, default=5)
     parser.add_argument("--results", type=Path)
@@ -212,7 +214,7 @@ def main(arguments: list[str]) -> None:
                 "import os, sys; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))"
                 f"[:{CORES}]); sys.path[:0] = [{folder + '/copy'!r}]; import loader; "
                 f"sys.path.insert(0, {str(Path(__file__).parent)!r}); "
-                f"import viewer; viewer.{which}({folder!r}, {count})"
+                f"import viewer_frames; viewer_frames.{which}({folder!r}, {count})"
             )
             process = subprocess.Popen(
                 [sys.executable, "-c", code],
@@ -230,4 +232,12 @@ def main(arguments: list[str]) -> None:
                 sys.exit(f"{which} ended with exit status {process.returncode}")
     rows = [row for row in rows if "case" in row]
     facts = circumstances("cpu", ["grid_sample", "apply_lut3d", "square"])
-    print(keep("viewer", "cpu", {**facts, "cores": CORES, "threads": CORES}, rows, options.results))
+    print(
+        keep(
+            "viewer_frames",
+            "cpu",
+            {**facts, "cores": CORES, "threads": CORES},
+            rows,
+            options.results,
+        )
+    )

@@ -1,0 +1,34 @@
+// What few calls of an operator X need, in a library of its own, made of the sources
+// kernels/X/*.rest.*: a table of functions, whose address the operator octet::rest_of_X gives.
+// loader has a stand-in for that, which waits until the library is built, and loads it.
+#pragma once
+#include <atomic>
+
+#include "torch/glue.h"
+
+/// In one of those sources: `table` is a function that returns a pointer to X's table.
+#define OCTET_REST(X, table)                                                          \
+    static std::string rest_of_##X() {                                                \
+        return "@" + std::to_string(reinterpret_cast<uintptr_t>(table()));            \
+    }                                                                                 \
+    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) { define(m, "rest_of_" #X "() -> str"); } \
+    STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                  \
+        m.impl("rest_of_" #X, TORCH_BOX(&rest_of_##X));                               \
+    }
+
+/// In ops/X.cpp: X's table, whose library is loaded first where that is still to do.
+template <typename Table>
+const Table* rest_of(const char* op) {
+    static std::atomic<const Table*> known{nullptr};
+    if (const Table* const table = known.load(std::memory_order_acquire)) return table;
+    const std::string name = std::string("octet::rest_of_") + op;
+    StableIValue stack[1] = {};
+    if (torch_call_dispatcher(name.c_str(), "", stack, TORCH_ABI_VERSION))
+        raise(op, std::string("this call needs the library ") + op +
+                      ".rest-.../library.so of the cache, which is not loaded; load it as well");
+    const auto found = torch::stable::detail::to<std::string>(stack[0]);
+    if (found[0] != '@') throw std::runtime_error(found);  // what loader says
+    const auto table = reinterpret_cast<const Table*>(uintptr_t(std::stoull(found.substr(1))));
+    known.store(table, std::memory_order_release);
+    return table;
+}

@@ -1,0 +1,188 @@
+"""The benchmarks' own tools: going on after an end, comparing results, the guard of CI."""
+
+import argparse
+import json
+import sys
+
+import pytest
+from conftest import ROOT
+
+sys.path.append(str(ROOT / "bench"))  # after tests/, which has an interpolation.py too
+import compare
+import everything
+import guard
+
+import harness
+from loader.jit.tools import cli
+
+
+@pytest.fixture
+def options(tmp_path):
+    return argparse.Namespace(device="cpu", repeats=3, quick=False, results=tmp_path, begun=0.0)
+
+
+def rows_of(name, calls):
+    calls.append(name)
+    yield {"case": name, "us": {"loader": {"median": 2.0}, "eager": {"median": 4.0}}}
+
+
+def test_a_run_that_was_ended_goes_on_after_its_last_case(options, capsys, tmp_path):
+    calls = []
+
+    def ended():
+        raise KeyboardInterrupt
+
+    cases = {name: (lambda name=name: rows_of(name, calls)) for name in ("a", "b", "c")}
+    with pytest.raises(KeyboardInterrupt):
+        harness.each("some", "square", options, cases | {"b": ended})
+    assert calls == ["a"] and "ended: 1 of 3 cases are kept" in capsys.readouterr().out
+    rows = harness.each("some", "square", options, cases)
+    assert calls == ["a", "b", "c"] and [row["case"] for row in rows] == ["a", "b", "c"]
+    said = capsys.readouterr().out
+    assert "1 of 3 cases are kept from a run before" in said and "-- 3 of 3: c, about" in said
+    harness.finish("some", "square", rows, options)
+    assert [file.name for file in tmp_path.iterdir()] == ["some_cpu.json"]
+    harness.each("some", "square", options, cases)
+    assert calls == ["a", "b", "c"] * 2  # what has come to its end is measured anew
+
+
+def test_cases_of_other_circumstances_are_measured_again(options, monkeypatch):
+    calls = []
+    cases = {"a": lambda: rows_of("a", calls)}
+    harness.each("some", "square", options, cases)
+    options.repeats = 4
+    harness.each("some", "square", options, cases)
+    monkeypatch.setattr(harness, "source_key", lambda operator: "of other sources")
+    harness.each("some", "square", options, cases)
+    assert calls == ["a"] * 3
+
+
+def test_what_is_left_out_is_told_why(options, monkeypatch):
+    options.again = False
+    monkeypatch.setattr(everything.torch.cuda, "is_available", lambda: False)
+    made = everything.Benchmark
+    assert everything.why_not(made("x", "x", (), ("GPU",)), options) == "needs a GPU"
+    missing = made("x", "x", (), ("no_such_package",))
+    assert everything.why_not(missing, options) == "needs the package no_such_package"
+    assert everything.why_not(made("x", "some"), options) == ""
+    harness.finish("some", "square", [], options)
+    assert everything.why_not(made("x", "some"), options).startswith("measured on 2")
+    monkeypatch.setattr(harness, "source_key", lambda operator: "of other sources")
+    assert everything.why_not(made("x", "some"), options) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "given"),
+    [
+        (["--all", "--quick", "--results", "here"], everything, ["--quick", "--results", "here"]),
+        (["--all"], everything, []),
+        (["--compare", "old", "new"], compare, ["old", "new"]),
+        (["guard", "--results", "here"], guard, ["--results", "here"]),
+    ],
+)
+def test_the_command_hands_on_what_follows(words, module, given, monkeypatch):
+    seen = []
+    monkeypatch.setattr(module, "main", lambda arguments: seen.append(arguments))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("LOADER_BUILD", "lazy")  # which the command sets
+    assert cli.main(["bench", *words]) == 0 and seen == [given]
+
+
+def test_the_command_takes_one_thing(capsys, monkeypatch):
+    monkeypatch.setenv("LOADER_BUILD", "lazy")
+    assert cli.main(["bench"]) == 1 and cli.main(["bench", "guard", "--all"]) == 1
+    assert "one of a benchmark's name, --all and --compare OLD NEW" in capsys.readouterr().err
+
+
+def test_every_benchmark_is_among_all():
+    names = {path.stem for path in (ROOT / "bench").glob("*.py")}
+    tools = {"harness", "everything", "compare", "tables", "plots", "guard"}
+    tools |= {"edit_notebook", "notebooks"}  # which keep outputs in notebooks
+    assert {benchmark.name for benchmark in everything.ALL} == names - tools
+
+
+def test_how_long_it_will_take_goes_by_what_it_took():
+    assert everything.left(["a", "b"], {}) == "how long is not known yet"
+    assert everything.left(["a", "b", "c"], {"a": 50, "b": 30}) == "about 2 min left"
+
+
+def record(device="CPU", **us):
+    times = {name: {"median": time} for name, time in us.items()}
+    row = {"operator": "cube", "direction": "forward", "N": 8, "bytes": 64, "us": times}
+    return {"device": device, "rows": [row]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        (record(loader=2.0, eager=4.0), record(loader=2.0, eager=4.0), 1.0),
+        (record(loader=2.0, eager=4.0), record(loader=4.0, eager=8.0), 1.0),  # a slower day
+        (record(loader=2.0, eager=4.0), record("another", loader=3.0, eager=4.0), 1.5),
+        (record(loader=2.0), record(loader=3.0), 1.5),
+    ],
+)
+def test_a_change_is_one_beside_the_peers(old, new, change):
+    ((found, _, _),) = compare.changes(old, new)
+    assert found == pytest.approx(change)
+
+
+def test_times_of_two_devices_are_not_compared():
+    assert compare.changes(record(loader=2.0), record("another", loader=3.0)) == []
+
+
+def test_a_comparison_names_what_got_slower(tmp_path, capsys):
+    for folder, time in (("old", 2.0), ("new", 3.0)):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "cube_cpu.json"
+        file.write_text(json.dumps(record(loader=time, eager=4.0, copy=1.0)))
+    (tmp_path / "old" / "gone_cpu.json").write_text("{}")
+    assert compare.main([tmp_path / "old", tmp_path / "new"]) == 1
+    said = capsys.readouterr().out
+    assert "cube_cpu.json: 1 cases, 1.50x the time" in said
+    assert "1.50x  N 8, forward, loader  (beside copy, eager)" in said
+    assert "gone_cpu.json: not compared" in said
+    assert compare.main([tmp_path / "new", tmp_path / "old"]) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_all_forms_of_results_can_be_compared(device):
+    for file in (ROOT / "bench" / "results").glob(f"*_{device}.json"):
+        kept = json.loads(file.read_text())
+        ours = any(row.get("who", "loader") == "loader" for row in kept["rows"])
+        if ours and {"us", "median", "seconds"} & kept["rows"][0].keys():
+            changes = compare.changes(kept, kept)
+            assert changes and all(change == pytest.approx(1) for change, _, _ in changes), file
+
+
+@pytest.mark.parametrize(
+    ("ratios", "fails"),
+    [([1.2], False), ([1.4, 1.2], False), ([1.4, 1.4, 1.2], False), ([1.4, 1.5, 1.3], True)],
+)
+def test_the_guard_fails_where_three_measurements_in_a_row_are_worse(ratios, fails, monkeypatch):
+    monkeypatch.setattr(guard, "CASES", {"cube": None})
+    turns = iter(ratios)
+    failed = guard.check({"cube": 1.0}, lambda case: next(turns))
+    assert failed == (["cube"] if fails else []) and next(turns, None) is None
+
+
+def test_the_guard_goes_by_this_processor_or_by_the_slowest(capsys):
+    of = [("A", "cube", 1.0), ("B", "cube", 2.0), ("B", "root", 3.0)]
+    kept = [{"device": device, "case": case, "ratio": ratio} for device, case, ratio in of]
+    assert guard.baseline(kept, "A") == {"cube": 1.0}
+    assert guard.baseline(kept, "C") == {"cube": 2.0, "root": 3.0}
+    assert "no ratios are kept of C" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", guard.CASES)
+def test_a_pair_of_the_guard_computes_the_same_and_is_measured(case):
+    ours, peer = guard.CASES[case]()
+    if "call" not in case:
+        for mine, theirs in zip(flat(ours()), flat(peer()), strict=True):
+            difference = (mine.flatten() - theirs.flatten()[: mine.numel()]).abs().max()
+            assert difference < 1e-3 or case == "apply_lut3d"
+    assert guard.measured(case, turns=2) > 0
+    assert case in {row["case"] for row in json.loads(guard.FILE.read_text())["rows"]}
+
+
+def flat(found):
+    return found if isinstance(found, tuple) else (found,)
