@@ -51,7 +51,7 @@ _KNOWN = (
     Benchmark("crowd", "crowd", (), (), False),
     Benchmark("compile_time", "compile_time", (), (), False),
     Benchmark("install", "install", (), (), False),
-    Benchmark("viewer", "viewer", (), ("PySide6",), False),
+    Benchmark("viewer_frames", "viewer_frames", (), ("PySide6",), False),
 )
 ALL = [b for b in _KNOWN if (harness.ROOT / "bench" / f"{b.name}.py").exists()]
 

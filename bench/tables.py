@@ -40,7 +40,7 @@ def _records(name: str) -> list[dict]:
 def title(record: dict) -> str:
     """Return what stands above a table: operator, device, sources, and if they have changed."""
     (operator, measured), *_ = record["sources"].items()
-    return f"`{operator}` on {_circumstances(record)}, sources {measured}.{_stale(record)}"
+    return f"`{operator}` on {circumstances_text(record)}, sources {measured}.{_stale(record)}"
 
 
 def _stale(record: dict) -> str:
@@ -71,7 +71,8 @@ def _kernels(record: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _circumstances(record: dict) -> str:
+def circumstances_text(record: dict) -> str:
+    """Return where and when a record was measured."""
     return (
         f"{record['device']} (torch {record['torch']}, {record['threads']} threads, "
         f"{record['date']})"
@@ -151,7 +152,7 @@ def inline() -> str:
     parts = []
     for path in sorted(RESULTS.glob("inline_*.json")):
         record = json.loads(path.read_text())
-        lines = [f"Seconds on {_circumstances(record)}:", ""]
+        lines = [f"Seconds on {circumstances_text(record)}:", ""]
         lines += ["| snippet | | loader | torch | |", "|---|---|---|---|---|"]
         times = {(r["snippet"], r["stage"], r["who"]): r["seconds"] for r in record["rows"]}
         for (snippet, stage, who), ours in times.items():
@@ -170,7 +171,7 @@ def source_module() -> str:
     for path in sorted(RESULTS.glob("source_module_*.json")):
         record = json.loads(path.read_text())
         lines = [
-            f"On {_circumstances(record)}:",
+            f"On {circumstances_text(record)}:",
             "",
             "| | median | least | most |",
             "|---|---|---|---|",

@@ -21,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HERE = ROOT / ".matrix"
-TESTED = ("loader.py", "jit", "ops", "kernels", "include", "tests", "examples", "pyproject.toml")
+ROOMS = ("jit", "ops", "kernels", "include", "viewer", "tests", "examples")
+TESTED = ("loader.py", *ROOMS, "pyproject.toml")
 
 # What a new torch is likeliest to break, by file: the operators but for what takes long, and of
 # `load_inline` and edits what asks most of torch.

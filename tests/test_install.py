@@ -131,7 +131,7 @@ def packed(tmp_path_factory):
 def test_the_sdist_has_every_file_that_the_checkout_needs(packed):
     with tarfile.open(packed[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    rooms = ("bench", "docs", "include", "jit", "kernels", "ops", "tests")
+    rooms = ("bench", "docs", "include", "jit", "kernels", "ops", "tests", "viewer")
     files = [path for room in rooms for path in (ROOT / room).rglob("*") if path.is_file()]
     files += [*(ROOT / "examples").glob("*.*"), *ROOT.glob("*.md"), *ROOT.glob("*.toml")]
     files += [ROOT / name for name in ("loader.py", "nn.py", "Makefile", "LICENSE", ".ci/run")]
@@ -152,7 +152,7 @@ def test_the_wheel_has_one_package_and_one_command(packed):
     assert {"loader/__init__.py", "loader/py.typed", "loader/jit/tools/cli.py"} <= {*names}
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert "GPU" in " ".join(metadata.get_all("Classifier"))
-    extras = {"examples", "notebook", "progress", "watch"}
+    extras = {"examples", "notebook", "progress", "viewer", "watch"}
     assert extras <= {*metadata.get_all("Provides-Extra")}
     run(sys.executable, "-m", "twine", "check", "--strict", *packed)
     run(sys.executable, "-m", "check_wheel_contents", packed[1])

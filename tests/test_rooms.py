@@ -8,7 +8,8 @@ import pytest
 from conftest import ROOT
 
 ROOMS = sorted(path.parent for path in (ROOT / "jit").glob("*/__init__.py"))
-FILES = [ROOT / "loader.py", *sorted((ROOT / "jit").rglob("*.py")), *sorted(ROOT.glob("ops/*.py"))]
+FILES = [ROOT / "loader.py", *sorted(ROOT.glob("ops/*.py"))]
+FILES += [path for room in ("jit", "viewer") for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def private_names(source: str) -> list[str]:

@@ -93,7 +93,8 @@ class Edit:
         self.rebuilt: Rebuilt | None = None
         self.verdict: Verdict | None = None
         self.ended = self.outcome != "live" or not changed
-        self.behind = self.interrupted = self.force = self._stale = False
+        self.behind = self.interrupted = self._stale = False
+        self.force = self.differing = False
         self.keeping: threading.Thread | None = None
         self.error: Exception | None = None
         self._was_in_use, self._claim = operator.in_use, threading.Lock()
@@ -198,7 +199,8 @@ class Edit:
         rebuilt = self.rebuilt
         libraries = [rebuilt.swap] if rebuilt else _libraries_in_use(self.operator, build=True)
         verdict = self.verdict = trial.run(libraries, bool(rebuilt), limit, timed)
-        if verdict.outcome not in ("right", "untried") and not self.force:
+        let_in = self.force or (self.differing and verdict.outcome == "wrong")
+        if verdict.outcome not in ("right", "untried") and not let_in:
             self.outcome, self.text = "refused", verdict.text
             loads = verdict.outcome == "raised" and not _DOES_NOT_LOAD.search(verdict.text)
             if verdict.outcome == "wrong" or loads:

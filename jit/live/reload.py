@@ -45,14 +45,16 @@ def reload(*names: str, force: bool = False, time_limit: float = TIME_LIMIT) -> 
     return reloader.reload(Request(names, force, time_limit))
 
 
-def take_in_edits() -> Report | None:
+def take_in_edits(differing: bool = False) -> Report | None:
     """Take in what was edited, as before each cell; a report where there was anything, else None.
+
+    `differing` lets in what runs, but differs from its reference, too.
 
     Raises: Interrupted for a Ctrl-C.
     """
     if reloader.is_unchanged():
         return None
-    report = reloader.reload(Request())
+    report = reloader.reload(Request(differing=differing))
     return report if report.edits else None
 
 

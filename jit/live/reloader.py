@@ -46,6 +46,7 @@ class Request:
     names: tuple[str, ...] = ()
     force: bool = False
     limit: float = TIME_LIMIT
+    differing: bool = False
     stopped: bool = False
     report: Report = field(default_factory=lambda: Report([]))
 
@@ -224,7 +225,7 @@ class Reloader:
         if redo or edit.ended:
             if not edit.compile:
                 self.settle()  # the library that is tried may still be on its way into the store
-            edit.force = request.force
+            edit.force, edit.differing = request.force, request.differing
             begun = self._edits[edit.operator] = edit
         elif edit.behind:
             return

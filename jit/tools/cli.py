@@ -223,6 +223,35 @@ def _sanitize(options: argparse.Namespace) -> int:
 
 
 @_command(
+    _word("file", nargs="?", help="a photograph or a volume; the MNI brain where none is named"),
+    _word("--operator", metavar="NAME", help="send it through this operator"),
+    _word("--library", metavar="FOLDER", help="offer the operators of this loader.Library"),
+)
+def _view(options: argparse.Namespace) -> int:
+    """Look at a photograph or a volume through the operators, while their kernels are edited."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # compilers want the same cores
+    _loader()
+    try:
+        from loader.viewer.qt.app import main as show
+    except ImportError as error:
+        if (error.name or "").startswith("loader"):
+            raise
+        raise ValueError(f"view: {error}; {_cure(error)}") from None
+    return show(options.file, options.operator, options.library)
+
+
+def _cure(error: ImportError) -> str:
+    """Return how to get what the viewer lacks: a package, or a library of the system."""
+    if error.name or not (library := re.match(r"(lib[\w.+-]+\.so[.\d]*):", str(error))):
+        return "pip install 'octet-loader[viewer]', or PySide6-Essentials and pillow"
+    return (
+        f"Qt needs {library[1]} of the system; Debian, Ubuntu: apt install libegl1 libgl1 "
+        "libfontconfig1 libglib2.0-0 libdbus-1-3 libxkbcommon-x11-0 libxcb-cursor0 "
+        "libxcb-icccm4 libxcb-keysyms1 libxcb-image0 libxcb-render-util0 libxcb-shape0"
+    )
+
+
+@_command(
     _word("name", nargs="?", choices=_BENCH or None, help="its own options follow"),
     _word("--all", nargs=argparse.REMAINDER, help="what this machine can run and has not yet"),
     _word("--compare", nargs=2, metavar=("OLD", "NEW"), help="folders of results: what got slower"),
