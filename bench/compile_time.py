@@ -3,8 +3,8 @@
     python -m loader bench compile_time [--cores 2 16] [--repeats 3] [--arch 9.0] [--objects]
 
 Each run is a process of its own with an empty cache, torch imported and the GPU awake, on so many
-cores: from `import loader` to the end of all builds, or to the first float32 result of an operator,
-for which the others wait. Beside it the seconds of CPU of all compilers that had ended by then.
+cores: from `import loader` to the end of all builds, until every operator can be called (without
+what few calls need), or to the first float32 result of one, for which the others wait. Beside it the seconds of CPU of all compilers that had ended by then.
 `--objects` compiles each source alone, one after the other. CUDA sources are compiled for this
 machine's GPU, or for `--arch`.
 """
@@ -33,6 +33,9 @@ begun = time.perf_counter()
 import loader
 if what == "all":
     loader.build()
+elif what == "every operator":
+    for name in loader._session.units:
+        getattr(loader, name)
 elif what == "grid_sample":
     volume = torch.rand(1, 4, 8, 8, 8, device=device)
     loader.grid_sample(volume, torch.rand(1, 8, 8, 8, 3, device=device)).sum().item()
@@ -87,7 +90,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     device, rows = "cuda" if torch.cuda.is_available() else "cpu", []
     for cores in options.cores:
-        for what in ("all", "trilinear_interpolation", "grid_sample"):
+        for what in ("all", "every operator", "trilinear_interpolation", "grid_sample"):
             given = [device, what, str(cores)]
             runs = [
                 run(CHILD, given, options.arch, LOADER_BUILD="background")[0]
