@@ -121,16 +121,16 @@ def way(request):
     NODE.use(True)
 
 
-def shared_folder(tmp_path_factory) -> Path:
+def shared_folder(tmp_path_factory, config) -> Path:
     """A folder of the session's, the same for all its workers."""
     base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return base.parent if hasattr(config, "workerinput") else base  # a session in a test is none
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compilers(tmp_path_factory):
+def compilers(tmp_path_factory, pytestconfig):
     """What checkouts compile with, the same for all workers of a session."""
-    base = shared_folder(tmp_path_factory)
+    base = shared_folder(tmp_path_factory, pytestconfig)
     os.environ["OCTET_COMPILERS"] = str(compiler.install(base / "compilers"))
     put_bytecode(base / "bytecode")
 

@@ -61,7 +61,8 @@ def test_a_new_operator_passes_its_own_tests(place):
     assert "python -m pytest tests/test_gauss_blur.py" in done.stdout
     ran = run_its_tests(place, "tests/test_gauss_blur.py", cwd=place.root)
     assert ran.returncode == 0 and " passed" in ran.stdout, ran.stdout + ran.stderr
-    assert [entry.split("-")[0] for entry in place.entries()] == ["gauss_blur"]
+    operators = [entry for entry in place.entries() if not entry.startswith("node.")]
+    assert [entry.split("-")[0] for entry in operators] == ["gauss_blur"]
 
 
 def test_any_number_of_arguments(place):
