@@ -36,11 +36,18 @@ def doctor(root: Path, caches: tuple[Path, ...]) -> Report:
         architectures = toolchain.architectures(probe)
     steps = Steps("looking", dict.fromkeys((subject for subject, _ in checks), 0.0))
     pool = ThreadPoolExecutor(len(checks) + 1)  # most of the time they wait
+
+    def step(subject: str, check: Check) -> Finding:
+        steps.show(subject)
+        found = guarded(subject, check, context)
+        steps.end(subject)
+        return found
+
     try:
         with steps:
             torch = pool.submit(ask_torch, architectures)
             context = Context(root, caches[-1], folder, probe, refusal, architectures, torch.result)
-            found = [pool.submit(guarded, *each, context, steps) for each in checks]
+            found = [pool.submit(step, *each) for each in checks]
             while wait(found, _TURN).not_done:  # in turns, so that a Ctrl-C is seen at once
                 pass
             findings = [each.result() for each in found]
@@ -66,9 +73,8 @@ def make_probe(cache: Path) -> tuple[Path, Path, str | None]:
         return folder, Path(tempfile.mkdtemp(prefix="loader-doctor-")), error.strerror
 
 
-def guarded(subject: str, check: Check, context: Context, steps: Steps) -> Finding:
+def guarded(subject: str, check: Check, context: Context) -> Finding:
     """Return the finding of a check; one that fails itself must not hide the others'."""
-    steps.show(subject)
     try:
         return Finding(subject, *check(context))
     except TorchMissing:
@@ -79,8 +85,6 @@ def guarded(subject: str, check: Check, context: Context, steps: Steps) -> Findi
         return Finding(subject, "error", found, cure)
     except Exception as error:
         return Finding(subject, "warning", f"not checked: {type(error).__name__}: {error}")
-    finally:
-        steps.end(subject)
 
 
 def ask_torch(architectures: str) -> dict[str, Any]:
