@@ -4,7 +4,8 @@
 
 Each run is a process of its own with an empty cache, torch imported and the GPU awake, on so many
 cores: from `import loader` to the end of all builds, until every operator can be called (without
-what few calls need), or to the first float32 result of one, for which the others wait. Beside it the seconds of CPU of all compilers that had ended by then.
+what few calls need), or to the first float32 result of one, for which the others wait. Beside it
+the seconds of CPU of all compilers that had ended by then.
 `--objects` compiles each source alone, one after the other. CUDA sources are compiled for this
 machine's GPU, or for `--arch`.
 """

@@ -12,7 +12,7 @@ import check_site
 import site_extension
 
 # kB of a page with all that it loads: of long tables, of pictures that notebooks hold, of others.
-MOST = {"performance": 700, "notebooks": 600}
+MOST = {"performance": 700, "notebooks": 600, "viewer": 600}
 MOST_OF_OTHERS = 300
 
 

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import torch
 from conftest import ROOT, Checkout
 from torch.testing import assert_close
 
@@ -53,10 +54,11 @@ def test_the_python_side_can_be_run_again(name):
     from loader.jit.live.python_side import python_files, run_again
 
     operator, reference = getattr(loader, name), getattr(loader, f"{name}_reference")
-    session = loader._session
+    session, registered = loader._session, getattr(torch.ops.octet, name).default
     run_again(session, name, dict.fromkeys(python_files(session, name)))
     module = sys.modules[f"loader.ops.{name}"]
     assert getattr(module, name) is operator  # whoever holds it has the new code
     assert getattr(module, f"{name}_reference") is reference
+    assert getattr(torch.ops.octet, name).default is registered  # which modes compare with
     (arguments, *_) = module.samples("cpu")
     assert_close(operator(*arguments), reference(*arguments), rtol=1e-3, atol=1e-3)

@@ -20,7 +20,10 @@ def library(name: str):
 
 def registered(name: str):
     """`torch.ops.octet.<name>.default`, its library being loaded."""
-    return torch._ops._OpNamespace.__getattr__(torch.ops.octet, name).default
+    names = torch.ops.octet
+    # One that is there already is kept: another would be none of those that torch's modes see.
+    packet = vars(names).get(name) or torch._ops._OpNamespace.__getattr__(names, name)
+    return packet.default
 
 
 _latest: dict[tuple[str, str], Callable] = {}
