@@ -19,17 +19,14 @@ from loader.viewer.core.operators import Operator
 @pytest.fixture
 def viewing(tmp_path):
     """A window with nothing in it."""
-    found = Viewing(tmp_path)
-    yield found
-    found.close()
+    with Viewing(tmp_path) as found:
+        yield found
 
 
 @pytest.fixture
 def photo(viewing):
     """One that shows a photograph of 120 x 80 pixels."""
-    viewing.pixels = write_photo(viewing.folder / "photo.png")
-    viewing.open(viewing.folder / "photo.png")
-    viewing.canvas = viewing.window.photo.canvas
+    viewing.open_photo()
     return viewing
 
 

@@ -91,6 +91,18 @@ class Viewing:
         until(lambda: view.source is self.window.scene.source)
         return self.settle()
 
+    def open_photo(self) -> None:
+        """Show a photograph of 120 x 80 pixels."""
+        self.pixels = write_photo(self.folder / "photo.png")
+        self.open(self.folder / "photo.png")
+        self.canvas = self.window.photo.canvas
+
+    def __enter__(self) -> "Viewing":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """End it; whatever is under way."""
         self.window.close()

@@ -59,9 +59,9 @@ class Progress(Quiet):
         self._waiting: dict[str, list[str]] = {}
         self._live, self._steps = None, Steps("building", costs)
         if behind:
-            operators = len({*map(unit_of, names)})
-            many = "s" * (operators != 1)
-            say(f"building {operators} operator{many} {self._named} behind into {cache}: {behind}")
+            units = [name for name in names if name == unit_of(name) or unit_of(name) not in names]
+            named = f"{len(units)} operator{'s' * (len(units) != 1)} ({', '.join(units)})"
+            say(f"building {named} behind into {cache}: {behind}")
             return
         if self._steps.is_live:
             self._live = _live(names)
