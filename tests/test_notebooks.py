@@ -6,6 +6,7 @@ import sys
 
 import nbformat
 import pytest
+import torch
 from conftest import ROOT
 
 import loader
@@ -35,7 +36,10 @@ SAYS = {
         "True\nTrue",
         (r"step 60: +([\d.]+) degrees", (18, 22), (19, 21)),
         "feats must be (N, 8, F), got (100000, 7, 16)",
-        "A build would work.",
+        # The nvcc of requirements.txt is of CUDA 13; a torch for CUDA 12 gets a warning about it.
+        "A build would work."
+        if torch.version.cuda[:3] == "13."
+        else "A build would work: 1 warning",
     ],
     "edit_and_rerun": [
         "made tone_curve from square",
