@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import sweep
 import torch
 
 import harness
@@ -52,6 +53,7 @@ _KNOWN = (
     Benchmark("compile_time", "compile_time", (), (), False),
     Benchmark("install", "install", (), (), False),
     Benchmark("viewer_frames", "viewer_frames", (), ("PySide6",), False),
+    *(Benchmark("sweep", f"sweep_{name}", (name,)) for name in sweep.OPERATORS),
 )
 ALL = [b for b in _KNOWN if (harness.ROOT / "bench" / f"{b.name}.py").exists()]
 

@@ -21,7 +21,9 @@ def kernels() -> str:
     names = {path.stem.rpartition("_")[0] for path in RESULTS.glob("*.json")} - own
     found = [record for name in sorted(names, reverse=True) for record in _records(name)]
     return "\n".join(
-        _kernels(record) for record in found if "loader" in record["rows"][0].get("us", ())
+        _kernels(record)
+        for record in found
+        if "loader" in record["rows"][0].get("us", ()) and "seeds" not in record
     )
 
 
@@ -183,8 +185,18 @@ def source_module() -> str:
     return "\n".join(parts)
 
 
+def sweeps() -> str:
+    """How far random cases are from their limit, operator by operator."""
+    names = sorted({path.stem.rpartition("_")[0] for path in RESULTS.glob("sweep_*.json")})
+    table = importlib.import_module("sweep").table
+    return "\n".join(table(record) for name in names for record in _records(name))
+
+
 # Those that are no benchmark's of kernels; the others are found by the benchmark's name.
-TABLES = {f.__name__: f for f in (kernels, summary, edit_loop, edit_summary, inline, source_module)}
+TABLES = {
+    f.__name__: f
+    for f in (kernels, summary, edit_loop, edit_summary, inline, source_module, sweeps)
+}
 
 
 def pages() -> list[Path]:

@@ -1,7 +1,9 @@
 """The benchmarks' own tools: going on after an end, comparing results, the guard of CI."""
 
 import argparse
+import importlib
 import json
+import random
 import sys
 
 import pytest
@@ -11,6 +13,7 @@ sys.path.append(str(ROOT / "bench"))  # after tests/, which has an interpolation
 import compare
 import everything
 import guard
+import sweep
 
 import harness
 from loader.jit.tools import cli
@@ -186,3 +189,29 @@ def test_a_pair_of_the_guard_computes_the_same_and_is_measured(case):
 
 def flat(found):
     return found if isinstance(found, tuple) else (found,)
+
+
+def test_a_sweep_keeps_what_it_found_of_random_cases(tmp_path, capsys):
+    """The same seed draws the same cases, and a case alone is the same as among all."""
+    given = ["square", "--device", "cpu", "--cases", "3", "--largest", "200000", "--repeats", "1"]
+    asked = [*given, "--seed", "7", "--results", str(tmp_path)]
+    sweep.main(asked)
+    record = json.loads((tmp_path / "sweep_square_cpu.json").read_text())
+    assert [row["key"] for row in record["rows"]] == [[7, k] for k in range(3) for _ in "fb"]
+    for row in record["rows"]:
+        assert row["limit"] in ("bytes", "flops")
+        assert row["limit_us"] >= row["us"]["copy"]["median"] and row["bytes"] <= 400_000
+    said = capsys.readouterr().out
+    assert "backward, eager / ours: geometric mean" in said and "--seed 7 --only" in said
+    sweep.main([*asked, "--only", "1"])
+    assert record["rows"][2]["case"] in capsys.readouterr().out
+    assert "| forward | of the limit |" in sweep.table(record)
+
+
+@pytest.mark.parametrize("operator", sweep.OPERATORS)
+def test_every_case_of_a_sweep_can_be_drawn(operator):
+    """From small to large, with what a case is told by."""
+    space = importlib.import_module(f"spaces.{operator}")
+    cases = [space.draw(random.Random(f"0 {k}"), sweep.LARGEST["cuda"]) for k in range(300)]
+    assert {case["dtype"] for case in cases} >= {"float32", "float64", "float16", "bfloat16"}
+    assert cases == [json.loads(json.dumps(case)) for case in cases]
