@@ -56,9 +56,11 @@ work = session.store.path.parent / "work"
 work.mkdir(parents=True, exist_ok=True)
 for unit in session.units.values():
     with Workshop(work / unit.name) as shop:
-        for made in OperatorRecipe(unit, session.toolchain, session.store).objects(shop):
+        recipe = OperatorRecipe(unit, session.toolchain, session.store)
+        for made in recipe.objects(shop, recipe.levels):
             kernels = made.said.count("Compiling entry function")
-            row = {"object": made.source, "seconds": made.seconds, "kernels": kernels}
+            name = f"{made.source} {made.variant}".strip()
+            row = {"object": name, "seconds": made.seconds, "kernels": kernels}
             print(json.dumps(row), flush=True)
 """
 

@@ -45,7 +45,7 @@ TOGETHER = (
     "three_ways::test_(?!trap_(?!before|the_source|two_builds)|a_|the_builds_with|the_cpp)",
     *("three_ways::test_the_cpp", "build::test_a_damaged", "reload::(?!test_random)"),
     *("trial::test_a_(wrong|harmless|difference)", "key::test_(differing|the_random)"),
-    *("sanitizers::test_planted", "archives"),
+    *("sanitizers::test_planted", "archives", "levels"),
 )
 
 

@@ -44,7 +44,7 @@ def publish(store: Store, library: bytes, unit: str = "square", **inputs) -> tup
     source = store.path.parent.parent / "built.so"
     source.write_bytes(library)
     made_of = {"unit": unit, "files": {}, "toolchain": {}, "format": 2, **inputs}
-    return store.publish(source, made_of, why=["a test"]), key.key(made_of)
+    return store.publish({1: source}, made_of, why=["a test"]), key.key(made_of)
 
 
 def test_no_truncated_library_is_verified(store, library):

@@ -20,24 +20,22 @@ from test_key import TOOLCHAIN
 
 from loader.jit.build import steps
 from loader.jit.cache import key
-from loader.jit.machine import levels
 from loader.jit.machine import sources as units
 
-GPU = TOOLCHAIN._replace(cpu="", cflags=("-O3", "-march=x86-64-v3"), architectures="8.0;9.0+PTX")
+GPU = TOOLCHAIN._replace(cpu="", cflags=("-O3",), architectures="8.0;9.0+PTX")
 CPU = GPU._replace(architectures="")
 BARE = TOOLCHAIN._replace(cxx=None, nvcc=None)
 
 
 @pytest.fixture
-def serves(tmp_path, monkeypatch):
+def serves(tmp_path):
     """A function that tells if the build of a wheel, made with one toolchain, serves another."""
     for folder, file in (("ops", "thing.cpp"), ("kernels", "thing.cu")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_text("")
     (unit,) = units.discover(tmp_path).values()
 
-    def ask(made, here, level=3, **how):
-        monkeypatch.setattr(levels, "here", lambda: level)
+    def ask(made, here):
         sources = units.Sources(tmp_path)
         return key.serves(key.manifest(unit, made, sources), unit, here, sources, brought=True)
 
@@ -49,12 +47,6 @@ def test_a_wheel_serves_whatever_compilers_and_flags_there_are(serves, here):
     assert serves(GPU, here)
     assert serves(GPU, here._replace(torch="2.15.0 beef", cuda="13.2"))
     assert not serves(GPU, here._replace(machine="aarch64"))
-
-
-def test_code_is_for_the_level_of_the_cpu_or_a_lower_one(serves):
-    assert serves(GPU, BARE, level=3) and serves(GPU, BARE, level=4)
-    assert not serves(GPU, BARE, level=2)
-    assert serves(GPU._replace(cflags=("-O3",)), BARE, level=1)
 
 
 @pytest.mark.parametrize(
@@ -81,24 +73,9 @@ def test_of_another_cuda_the_build_without_serves_unless_nvcc_can_add_it(serves)
     assert serves(CPU, without) and not serves(GPU, without)
 
 
-def test_levels_are_read_off_the_first_core(tmp_path):
-    file = tmp_path / "cpuinfo"
-    second = "cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3"
-    third = f"{second} avx avx2 abm bmi1 bmi2 f16c fma movbe xsave"
-    fourth = f"{third} avx512f avx512bw avx512cd avx512dq avx512vl"
-    for level, names in enumerate(["", second, third, fourth], 1):
-        file.write_text(f"processor\t: 0\nflags\t\t: fpu sse2 {names}\n\nflags\t\t: fpu\n")
-        levels.here.cache_clear()
-        assert levels.here(file) == level
-    levels.here.cache_clear()
-    assert levels.here(tmp_path / "none") == 1
-    assert [levels.asked(levels.flags(level)) for level in (1, 3, 4)] == [1, 3, 4]
-
-
 MAKE = """
 import sys
-from loader.jit.tools import cli, wheel
-wheel._LEVELS = {"x86_64": {1: "any CPU", 3: "CPUs with AVX2"}}
+from loader.jit.tools import cli
 sys.exit(cli.main(["wheel", "--cpu", "--out", "made"]))
 """
 STUB = "import sys; p = sys.modules['loader'] = type(sys)('loader'); p.__path__ = ['.']\n"
@@ -138,11 +115,13 @@ def prebuilt(tmp_path_factory):
 def test_a_wheel_says_what_it_is_for_and_what_is_in_it(prebuilt):
     wheel, _, loader, done = prebuilt
     assert re.fullmatch(r"octet_loader-[\d.]+\+cpu-py3-none-manylinux_2_\d+_x86_64.whl", wheel.name)
-    assert "step 1 of 3: builds for any CPU\n" in done.stderr and "\x1b" not in done.stderr
-    assert re.search(r"loader/prebuilt/store/square-\w{40} +2 ", done.stdout)
-    made = [path.read_text() for path in loader.glob("prebuilt/store/*/manifest.json")]
-    assert sorted("-march=x86-64-v3" in text for text in made) == [False, True]
-    assert not any("native" in text or "checkout" in text for text in made)
+    assert "step 1 of 2: builds for any CPU\n" in done.stderr and "\x1b" not in done.stderr
+    assert re.search(r"loader/prebuilt/store/square-\w{40} +4 ", done.stdout)
+    (made,) = loader.glob("prebuilt/store/*")
+    text = (made / "manifest.json").read_text()
+    assert "native" not in text and "checkout" not in text
+    built = {file.name: file.stat().st_mode & 0o777 for file in made.glob("*.so")}
+    assert built == dict.fromkeys(["library.so", "library.v3.so", "library.v4.so"], 0o644)
 
 
 def test_a_wheel_needs_no_compiler_and_writes_nothing_into_itself(prebuilt):
@@ -164,7 +143,7 @@ def test_what_is_damaged_is_not_loaded_and_the_doctor_says_what_was_brought(preb
     """Without a compiler that ends in an error; no compiler is no error of the doctor's."""
     _, python, loader, _ = prebuilt
     home, bare = loader.parents[4] / "home", {"PATH": "/nonexistent", "CXX": ""}
-    for library in loader.glob("prebuilt/store/*/library.so"):
+    for library in loader.glob("prebuilt/store/*/library*.so"):
         library.write_bytes(library.read_bytes()[:-1] + b"?")
     done = called(python, "-c", USE, home=home, **bare)
     assert "no C++ compiler" in done.stderr

@@ -46,8 +46,11 @@ class Recipe(Protocol):
     def check_machine(self) -> None:
         """Raise BuildError where something to build with is missing."""
 
-    def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
-        """Return the product, which the engine removes, and facts beside it, or CompileError."""
+    def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
+        """Return the product, which the engine removes, and facts beside it, or CompileError.
+
+        It is a library for each level of CPU that it is made for; in most cases for 1 alone.
+        """
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the error for what a compiler printed."""
@@ -200,17 +203,18 @@ class Job:
         for _ in range(5):
             if self._is_there():
                 return
-            product, facts = self._make(lock)
+            products, facts = self._make(lock)
             try:
                 inputs, self.inputs = self.inputs, recipe.inputs()
                 if self.inputs == inputs:
                     if self._why:
                         facts["why"] = [self._why]
-                    store.publish(product, inputs, seconds=self.seconds, **facts)
+                    store.publish(products, inputs, seconds=self.seconds, **facts)
                     self.result = "built"
                     return
             finally:
-                product.unlink(missing_ok=True)
+                for product in products.values():
+                    product.unlink(missing_ok=True)
         name, fault = recipe.label, "its sources kept changing while they were compiled; try again"
         raise BuildError(f"{name}: {fault}", name)
 
@@ -218,7 +222,7 @@ class Job:
         """The name of the entry that it is to make."""
         return f"{self.recipe.unit}-{key(self.inputs)}"
 
-    def _make(self, lock: FileLock) -> tuple[Path, dict]:
+    def _make(self, lock: FileLock) -> tuple[dict[int, Path], dict]:
         """Run the recipe; an error is noted in the lock, for those who wait."""
         recipe, store = self.recipe, self.store
         with Workshop(work_folder(recipe, store, self.inputs), lambda: self._rank) as shop:

@@ -54,6 +54,7 @@ class Compile:
     command: tuple[str, ...]  # all arguments but `-c FILE -o OBJECT`
     file: str
     made_of: Callable[[], dict[str, str]]
+    variant: str = ""  # which of several ways it is compiled in; names the object too
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Object:
     path: Path
     seconds: float | None = None
     said: str = ""
+    variant: str = ""
 
 
 class Workshop:
@@ -76,6 +78,7 @@ class Workshop:
         self.began: Callable[[str], None] = lambda stage: None  # is told of each tool that starts
         self.said: list[str] = []  # every command that ran, and what it printed
         self.seconds: dict[str, float] = {}  # of compilers, `compile`, and linkers, `link`
+        self.seconds_by_variant: dict[str, float] = {}  # of compilers
         self.ended = False  # by `end`, which is why anything fails from then on
         self._running: set[subprocess.Popen] = set()
         self._guard = threading.Lock()
@@ -112,12 +115,18 @@ class Workshop:
         return draft
 
     def run(
-        self, command: list[str], stage: str = "compile", note: bool = True, turn: int = 0
+        self,
+        command: list[str],
+        stage: str = "compile",
+        note: bool = True,
+        turn: int = 0,
+        variant: str = "",
     ) -> tuple[int, str]:
         """Run a tool here when a core is free for it; its exit status and all that it printed.
 
         That is not kept in `said` without `note`. Links go before compilers of the same urgency:
-        each ends somebody's wait; the compilers of a workshop go in their `turn`.
+        each ends somebody's wait; the compilers of a workshop go in their `turn`. The time counts
+        to a stage, and to a `variant` of those that are compiled.
         Raises: CompileError once this workshop has been ended.
         """
         first = (float("-inf"),) if stage == "link" else ()
@@ -154,6 +163,9 @@ class Workshop:
                     self._running.discard(process)
                     took = time.perf_counter() - begun
                     self.seconds[stage] = self.seconds.get(stage, 0.0) + took
+                    if stage == "compile":
+                        of_variant = self.seconds_by_variant.get(variant, 0.0)
+                        self.seconds_by_variant[variant] = of_variant + took
         if process.returncode < 0:
             out += f"{command[0]} was ended by signal {-process.returncode}\n"
         if note:
@@ -188,13 +200,14 @@ class Workshop:
         must not get the name of what was there before.
         """
         stem = re.sub(r"[^\w.]", "_", os.path.basename(job.source), flags=re.ASCII)
+        stem += f".{job.variant}" * bool(job.variant)
         for _ in range(5):
             made_of = job.made_of()
             went_in = json.dumps([job.command, job.file, sorted(made_of.items())])
             digest = hashlib.sha256(went_in.encode(errors="surrogateescape")).hexdigest()[:24]
             name = f"{stem}.{digest}"
             if found := self._found(name):
-                return Object(job.source, found)
+                return Object(job.source, found, variant=job.variant)
             draft = self._draft(f"{name}.o")
             try:
                 begun = time.perf_counter()
@@ -205,7 +218,9 @@ class Workshop:
                     return error
                 final = self.folder / f"{name}-{file_digest(draft)[:32]}.o"
                 os.replace(draft, final)
-                return Object(job.source, final, time.perf_counter() - begun, said)
+                return Object(
+                    job.source, final, time.perf_counter() - begun, said, variant=job.variant
+                )
             finally:
                 draft.unlink(missing_ok=True)
         return CompileError(f"{job.source} kept changing while it was compiled")
@@ -218,7 +233,7 @@ class Workshop:
         try:
             for _ in range(2):  # once more, as when memory was short for a moment
                 command = [*job.command, "-c", job.file, "-o", draft.name]
-                status, said = self.run(command, turn=turn)
+                status, said = self.run(command, turn=turn, variant=job.variant)
                 if status == 0:
                     return said, None
                 if self.ended or not _KILLED.search(said):

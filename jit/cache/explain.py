@@ -15,6 +15,7 @@ _TOLD = {
     "cuda_flags": "CUDA flags",
     "ldflags": "linker flags",
     "cuda_runtime": "torch's CUDA",
+    "levels": "levels of x86-64",
 }
 
 

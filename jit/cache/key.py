@@ -5,7 +5,7 @@ import json
 import re
 
 from ..machine import levels
-from ..machine.sources import Sources, Unit
+from ..machine.sources import Sources, Unit, with_loops
 from ..machine.toolchain import NATIVE, STABLE_ABI, Toolchain
 
 # Raise when the layout of a store entry, or the way a library is made, changes.
@@ -28,6 +28,8 @@ def manifest(unit: Unit, toolchain: Toolchain, sources: Sources) -> dict:
         made_by = made_by | {"torch": f"stable-ABI-{STABLE_ABI}"}
         if any(source.endswith(".cu") for source in built_sources(unit, toolchain)):
             made_by["cuda_runtime"] = toolchain.cuda.partition(".")[0]
+    if built := levels_of(unit, toolchain):
+        made_by = made_by | {"levels": [*map(levels.name, built)]}
     return {
         "format": FORMAT,
         "unit": unit.name,
@@ -51,6 +53,12 @@ def built_sources(unit: Unit, toolchain: Toolchain) -> tuple[str, ...]:
     return tuple(s for s in unit.sources if with_cuda or not s.endswith(".cu"))
 
 
+def levels_of(unit: Unit, toolchain: Toolchain) -> tuple[int, ...]:
+    """The levels of x86-64 that its loops are compiled for, beside what all have; see recipe.py."""
+    loops = with_loops(built_sources(unit, toolchain))
+    return levels.chosen(toolchain.machine, toolchain.cflags) if loops else ()
+
+
 def key(manifest: dict) -> str:
     """SHA-256 of the manifest, cut to 160 bits."""
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
@@ -64,14 +72,12 @@ def serves(
 
     It may be for more architectures than there are here. Where there is no compiler, nobody can
     tell which one it would be, and code for any CPU will do; likewise nvcc. What a wheel `brought`
-    along will do whatever compilers and flags there are, if this CPU has what its code asks for; a
-    build without CUDA where there is no nvcc to add that.
+    along will do whatever compilers and flags there are; a build without CUDA where there is no
+    nvcc to add that.
     """
     made = stored["toolchain"]
     same = {}
     if brought:
-        if levels.asked(made["cflags"]) > levels.here():
-            return False
         same = {"cpu": made["cpu"]} | {name: tuple(made[name]) for name in ("cflags", "ldflags")}
         if not made["architectures"] and not toolchain.nvcc:
             same["architectures"] = ""

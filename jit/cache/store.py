@@ -4,6 +4,11 @@ A library is built elsewhere, copied into a staging folder, digested and renamed
 step, so a reader sees a whole entry or none, whoever is killed when. Its digest is checked before
 it is loaded: a truncated library, as a power cut leaves one, would crash the process, a flipped bit
 would load silently. What is in use is locked (shared), so that nothing that makes room removes it.
+
+An entry may have its library for several levels of x86-64, of which a machine opens the best that
+its CPU has. They are whole libraries, and not kernels of one: functions that two files of C++ have
+in common, such as the standard library's templates, are there once in a library, and the linker
+could take them from a file with AVX-512 for all.
 """
 
 import contextlib
@@ -15,7 +20,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import BuildError, CacheError
@@ -25,7 +30,7 @@ from ..machine.toolchain import Toolchain
 from .key import key as key_of
 from .key import serves
 
-LIBRARY = "library.so"
+LIBRARY = "library.so"  # that any CPU can run which the entry is for
 MANIFEST = "manifest.json"
 # What a wheel brings along. Whoever can write there can change loader itself, which lies beside it.
 BROUGHT = HOME / settings.PREBUILT / "store"
@@ -75,11 +80,7 @@ class Store:
             if serves(recorded["inputs"], unit, toolchain, sources, entry.parent == BROUGHT)
         ]
 
-        def worth(made: dict) -> tuple[bool, int]:
-            facts = made["toolchain"]
-            return bool(facts["architectures"]), levels.asked(facts["cflags"])
-
-        return max(serving, key=worth, default=None)
+        return max(serving, key=lambda made: bool(made["toolchain"]["architectures"]), default=None)
 
     def manifest(self, unit: str, key: str) -> dict | None:
         """The manifest of an entry; None where there is none that can be read."""
@@ -89,7 +90,9 @@ class Store:
         return None
 
     def verified(self, unit: str, key: str) -> Path | None:
-        """The library of an entry, its digest checked; None where it is missing or damaged."""
+        """The library of an entry that suits this CPU, its digest checked; None where it is missing
+        or damaged.
+        """
         for layer in self.layers:
             entry = layer / f"{unit}-{key}"
             if os.path.lexists(entry):
@@ -98,16 +101,18 @@ class Store:
                 with contextlib.suppress(*_DAMAGED):
                     if layer != BROUGHT:
                         check_private(entry)
-                    if _manifest(entry)["sha256"] == file_digest(entry / LIBRARY):
-                        return entry / LIBRARY
+                    file, digest = _suiting(_manifest(entry))
+                    if file_digest(entry / file) == digest:
+                        return entry / file
         return None
 
     def hold(self, library: Path) -> int | None:
         """Mark an entry as in use, and used now, until this process ends; None where it is gone.
 
-        The mark is a shared lock on the library, under the descriptor returned. Where files cannot
-        be locked nothing is marked, and nothing is ever removed there either.
+        The mark is a shared lock on the entry's LIBRARY, under the descriptor returned. Where files
+        cannot be locked nothing is marked, and nothing is ever removed there either.
         """
+        library = library.with_name(LIBRARY)
         try:
             descriptor = _opened(library)
         except OSError:
@@ -120,11 +125,11 @@ class Store:
         os.close(descriptor)
         return None
 
-    def publish(self, library: Path, inputs: dict, **facts: object) -> Path:
+    def publish(self, libraries: Mapping[int, Path], inputs: dict, **facts: object) -> Path:
         """Make a finished library visible in one step; the first builder of a key wins.
 
-        `facts` are kept beside what made it. A crash inside leaves a staging folder, which nobody
-        reads and `tidy` removes.
+        `libraries` has it by level of CPU, for 1 in any case. `facts` are kept beside what made it.
+        A crash inside leaves a staging folder, which nobody reads and `tidy` removes.
         """
         make_private(self.path)
         key = key_of(inputs)
@@ -132,8 +137,13 @@ class Store:
         staging = self.path / f".staging-{os.getpid()}-{os.urandom(8).hex()}"
         try:
             staging.mkdir(mode=0o700)
-            shutil.copyfile(library, staging / LIBRARY)
-            record = {"inputs": inputs, "sha256": file_digest(staging / LIBRARY), **facts}
+            digests = {}
+            for level, library in libraries.items():
+                made = shutil.copyfile(library, staging / _file_of(level))
+                digests[level] = file_digest(made)
+            record = {"inputs": inputs, "sha256": digests.pop(1), **facts}
+            if digests:
+                record["sha256_by_level"] = digests
             (staging / MANIFEST).write_text(json.dumps({**record, "made": time.time()}, indent=1))
             if self.verified(inputs["unit"], key) is None:
                 self.discard(final)
@@ -173,6 +183,18 @@ def _manifest(entry: Path) -> dict:
     if f"{recorded['inputs']['unit']}-{key_of(recorded['inputs'])}" != entry.name:
         raise ValueError(f"{entry} does not hold what its name says")
     return recorded
+
+
+def _file_of(level: int) -> str:
+    return f"library.{levels.name(level)}.so" if level > 1 else LIBRARY
+
+
+def _suiting(recorded: dict) -> tuple[str, str]:
+    """Return the file of an entry that is for the highest level which this CPU has; its digest."""
+    found = recorded.get("sha256_by_level", {})
+    digests = {1: recorded["sha256"], **{int(level): found[level] for level in found}}
+    best = max(level for level in digests if level == 1 or level <= levels.here())
+    return _file_of(best), digests[best]
 
 
 def file_digest(path: Path) -> str:

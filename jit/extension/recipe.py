@@ -69,7 +69,7 @@ class ExtensionRecipe:
             )
             raise BuildError(f"{name}: CUDA sources need nvcc: {cure}", name)
 
-    def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
+    def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
         """Compile what is not there yet and link the library or program."""
         for source in self._extension.sources:
             if not source.folder:  # so that compilers can quote its lines
@@ -83,7 +83,7 @@ class ExtensionRecipe:
             parts = [part for found in results for part in found]
             names = [part.level for part in parts]
             library = self._compilers.link([p.path for p in parts], not {*names} <= _WITHOUT_TORCH)
-            return library, {"why": [], "levels": names}
+            return {1: library}, {"why": [], "levels": names}
         finally:
             if self._extension.verbose:
                 print("\n".join(workshop.said), flush=True)

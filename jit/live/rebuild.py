@@ -3,21 +3,19 @@
 The engine's workshop has the objects of the build before, so an edit of a kernel costs the
 compilation of that file and a link, of the library that takes the place of the one in use
 (swap.cpp), with all that the unit has. Those for the store are linked from the same objects when
-that is in use.
+that is in use; of a build for any x86-64 the loops of other levels are compiled then.
 """
 
 import os
 import re
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..build.engine import work_folder
-from ..build.workshop import Compile, CompileError, locked_workshop
+from ..build.workshop import Compile, CompileError, Object, Workshop, locked_workshop
 from ..cache.key import key
 from ..cache.store import Store, cannot_write, make_private
 from ..errors import BuildError
@@ -55,25 +53,35 @@ class Rebuilt:
     seconds: float
     compiled: dict[str, float]  # seconds that each file took which was compiled
     resources: dict[str, Resources]  # of the CUDA kernels that were compiled, by mangled name
-    _links: list[tuple[OperatorRecipe, Callable[[], Path]]]  # of the unit's libraries in the store
+    _recipe: OperatorRecipe
+    _apart: list[OperatorRecipe]  # of the unit's libraries in the store
+    _objects: list[Object]  # for the level of this machine
+    _shop: Workshop
     _close: ExitStack
 
     def keep(self, store: Store, **facts: Any) -> None:
         """Link it for the store, and put it there, for the next process.
 
+        Not if its sources have changed before all levels were compiled: another edit is to follow.
         Raises: BuildError, OSError.
         """
         with self._close:
-            for recipe, link in self._links:
-                try:
-                    library = link()
-                except CompileError as error:
-                    text = f"the library for the store could not be linked:\n{error}"
-                    raise BuildError(text) from None
-                try:
-                    store.publish(library, self.inputs | {"unit": recipe.unit}, **facts)
-                finally:
-                    library.unlink(missing_ok=True)
+            try:
+                objects = self._objects
+                if self._recipe.levels != (1,):
+                    objects = self._recipe.objects(self._shop, self._recipe.levels)
+                    if self._recipe.inputs() != self.inputs:
+                        return
+                for recipe in self._apart:
+                    libraries = recipe.links(self._shop, objects)
+                    try:
+                        store.publish(libraries, self.inputs | {"unit": recipe.unit}, **facts)
+                    finally:
+                        for library in libraries.values():
+                            library.unlink(missing_ok=True)
+            except CompileError as error:
+                text = f"the library for the store could not be made:\n{error}"
+                raise BuildError(text) from None
 
     def discard(self) -> None:
         """Remove the library, and let others build the unit again."""
@@ -97,8 +105,9 @@ def rebuild(session: Session, name: str) -> Rebuilt:
             try:
                 make_private(folder.parent)
                 shop = stack.enter_context(locked_workshop(folder))
-                objects = recipe.objects(shop)
-                swap = recipe.link(shop, objects, str(swap_object(session)))
+                level = recipe.level_here
+                objects = recipe.objects(shop, [level])
+                swap = recipe.link(shop, objects, level, str(swap_object(session)))
                 stack.callback(swap.unlink, missing_ok=True)
             except CompileError as error:
                 raise recipe.explain(str(error), shop) from None
@@ -113,7 +122,10 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 seconds=time.perf_counter() - begun,
                 compiled={o.source: o.seconds for o in objects if o.seconds is not None},
                 resources=_resources("\n".join(o.said for o in objects)),
-                _links=[(one, partial(one.link, shop, objects)) for one in apart],
+                _recipe=recipe,
+                _apart=apart,
+                _objects=objects,
+                _shop=shop,
                 _close=stack.pop_all(),
             )
     raise BuildError(f"{name}: its sources kept changing while they were compiled", name)

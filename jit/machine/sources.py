@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,16 @@ class Unit(NamedTuple):
     def libraries(self) -> tuple[str, ...]:
         """The names of what it is built to: its own, and that of the rest if there is one."""
         return (self.name, self.name + REST) if any(map(is_rest, self.sources)) else (self.name,)
+
+
+def with_loops(sources: Sequence[str]) -> list[str]:
+    """Those of an operator's sources that have its loops on the CPU, and are compiled for that.
+
+    They are in `kernels/`; what is in `ops/` checks and allocates, unless it is all there is.
+    """
+    found = [source for source in sources if source.startswith("kernels/")]
+    found = found or [source for source in sources[:1] if source.startswith("ops/")]
+    return [source for source in found if source.endswith(".cpp")]
 
 
 def is_rest(name: str) -> bool:

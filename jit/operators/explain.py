@@ -22,6 +22,9 @@ def explanation(session: Session, names: list[str]) -> Table:
             seconds = sum(recorded.get("seconds", {}).values())
             ago = duration(time.time() - recorded.get("made", 0))
             state, why = f"built {ago} ago in {seconds:.1f} s", recorded.get("why", [])
+            levels = recorded.get("seconds_by_level", {}).items()
+            parts = [f"{level} {taken:.1f} s" for level, taken in sorted(levels) if level]
+            state += f", of which {', '.join(parts)}" if parts else ""
         first, *rest = why or ["not recorded"]
         table.rows.append((name, state, first))
         table.rows += [("", "", line) for line in rest]

@@ -1,17 +1,23 @@
-"""How an operator is made: its sources compiled side by side, one link."""
+"""How an operator is made: its sources compiled side by side, one link.
+
+A build for any x86-64 has its loops compiled once for each of several levels, all else once, and a
+link for each level; the store picks the one to open.
+"""
 
 import os
-from functools import partial
+from collections.abc import Iterable
+from functools import cached_property, partial
 from pathlib import Path
 
 from ..build import flags
 from ..build.workshop import Compile, Object, Workshop
 from ..cache.explain import why_built
-from ..cache.key import built_sources, keeps_to_stable_abi, manifest
+from ..cache.key import built_sources, keeps_to_stable_abi, levels_of, manifest
 from ..cache.store import Store
 from ..errors import BuildError
 from ..errors.diagnose import explain_failure
-from ..machine.sources import HOME, Sources, Unit, is_rest
+from ..machine import levels
+from ..machine.sources import HOME, Sources, Unit, is_rest, with_loops
 from ..machine.toolchain import NATIVE, ON_STABLE_ABI, Toolchain
 
 # Has ptxas tell registers and spills of each kernel, which `loader.reload()` shows.
@@ -51,35 +57,60 @@ class OperatorRecipe:
 
         Not what C++ alone is compiled with: builds for several CPUs share the objects of CUDA.
         """
-        toolchain = {k: v for k, v in inputs["toolchain"].items() if k not in ("cflags", "cpu")}
+        of_cpu = "cflags", "cpu", "levels"
+        toolchain = {k: v for k, v in inputs["toolchain"].items() if k not in of_cpu}
         return {"toolchain": toolchain, "root": str(self._unit.root)}
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """What there is a library for: 1, which is what the flags ask for, and higher levels."""
+        loops = {*with_loops(self._all)} & {*self.sources}
+        return (1, *(levels_of(self._unit, self._toolchain) if loops else ()))
+
+    @property
+    def level_here(self) -> int:
+        """The level that this machine opens."""
+        return max(level for level in self.levels if level == 1 or level <= levels.here())
 
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler."""
         flags.check_compiler(self._toolchain)
 
-    def make(self, workshop: Workshop, inputs: dict) -> tuple[Path, dict]:
-        """Compile what is not there yet and link the library."""
-        facts = {"why": why_built(self._store, self._unit, inputs), "root": str(self._unit.root)}
-        return self.link(workshop, self.objects(workshop)), facts
+    def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
+        """Compile what is not there yet and link the library, for each level."""
+        why = why_built(self._store, self._unit, inputs)
+        facts: dict = {"why": why, "root": str(self._unit.root)}
+        objects = self.objects(workshop, self.levels)
+        if len(self.levels) > 1:
+            facts["seconds_by_level"] = workshop.seconds_by_variant
+        return self.links(workshop, objects), facts
 
-    def objects(self, workshop: Workshop) -> list[Object]:
-        """Compile what is not there yet; all objects, in the order of the sources."""
-        costs = self._costs()
+    def objects(self, workshop: Workshop, wanted: Iterable[int]) -> list[Object]:
+        """Compile what is not there yet of these levels; all objects, in no order."""
+        costs, loops = self._costs(), with_loops(self._all)
         longest_first = sorted(costs, key=costs.__getitem__, reverse=True)
         stable = keeps_to_stable_abi(self._unit, self._toolchain, self._read())
         define = [*["-DOCTET_CUDA"] * self._with_cuda, *[ON_STABLE_ABI] * stable]
-        return workshop.compile(self._compile(source, define) for source in longest_first)
+        return workshop.compile(
+            self._compile(source, define, level)
+            for source in longest_first
+            for level in (wanted if source in loops else (1,))
+        )
 
-    def link(self, workshop: Workshop, objects: list[Object], *more: str) -> Path:
-        """Link those of these objects that it is made of, and `more`, to a library."""
+    def links(self, workshop: Workshop, objects: list[Object]) -> dict[int, Path]:
+        """Link the libraries of all levels."""
+        return {level: self.link(workshop, objects, level) for level in self.levels}
+
+    def link(self, workshop: Workshop, objects: list[Object], level: int, *more: str) -> Path:
+        """Link those of these objects that it is made of for a level, and `more`, to a library."""
         found, toolchain = self._flags(), self._toolchain
         extra = [*found.linker, *toolchain.ldflags]
         if self._with_cuda:
             extra += flags.cuda_runtime(workshop.folder, toolchain)
-        order = {source: i for i, source in enumerate(self.sources)}
-        own = [o for o in objects if o.source in order]
-        names = [o.path.name for o in sorted(own, key=lambda o: order[o.source])]
+        loops = with_loops(self._all)
+        variant = {source: _variant(level) if source in loops else "" for source in self.sources}
+        own = {o.source: o.path.name for o in objects if variant.get(o.source) == o.variant}
+        names = [own[source] for source in self.sources]
         last = found.link(extra, self._with_cuda)
         return workshop.link([*toolchain.command("CXX"), *names, *more, *last], "library.so")
 
@@ -90,7 +121,9 @@ class OperatorRecipe:
 
     def cost(self) -> int:
         """Return a guess at the work; less than any for what few calls need, which comes last."""
-        return -1 if is_rest(self.unit) else sum(self._costs().values())
+        loops, costs = with_loops(self._all), self._costs().items()
+        work = sum(cost * (len(self.levels) if s in loops else 1) for s, cost in costs)
+        return -1 if is_rest(self.unit) else work
 
     def _costs(self) -> dict[str, int]:
         """By the size of what each source reaches of ours; those in ops/ take half as long."""
@@ -101,7 +134,7 @@ class OperatorRecipe:
             costs[source] = size // 2 if source.startswith("ops/") else size
         return costs
 
-    def _compile(self, source: str, define: list[str]) -> Compile:
+    def _compile(self, source: str, define: list[str], level: int) -> Compile:
         toolchain, found, root = self._toolchain, self._flags(), self._unit.root
         includes = [str(at / "include") for at in dict.fromkeys((root, HOME))]
         if source.endswith(".cu"):
@@ -114,12 +147,20 @@ class OperatorRecipe:
             cflags = toolchain.cflags
             if source.startswith("ops/") and len(self._all) > 1:
                 cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
-            own = [*cflags, *found.quicker, *define]
+            own = [*cflags, *levels.flags(level), *found.quicker, *define]
             command = toolchain.command("CXX")
             command += found.cxx(self.unit, includes, own, self._with_cuda)
         return Compile(
-            source, tuple(command), str(root / source), lambda: self._read().closure(source)
+            source,
+            tuple(command),
+            str(root / source),
+            lambda: self._read().closure(source),
+            _variant(level),
         )
 
     def _read(self) -> Sources:
         return Sources(self._unit.root, self._toolchain.header_folders)
+
+
+def _variant(level: int) -> str:
+    return levels.name(level) if level > 1 else ""

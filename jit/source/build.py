@@ -135,7 +135,7 @@ class SourceRecipe:
         if not self.arch:
             flags.check_compiler(_tools())
 
-    def make(self, workshop: "Workshop", inputs: dict) -> tuple[Path, dict]:
+    def make(self, workshop: "Workshop", inputs: dict) -> tuple[dict[int, Path], dict]:
         """Compile the source; NeedsGpu for what cannot run on the CPU."""
         from . import emulate, text
 
@@ -153,7 +153,7 @@ class SourceRecipe:
             made, kernels = emulate.compile(
                 workshop, self.source, self.names, prologue, folders, self.at
             )
-            return made, {**facts, "kernels": kernels}
+            return {1: made}, {**facts, "kernels": kernels}
         folders += nvrtc.header_folders(_tools().cuda_home)
         options = [*(f"-I{path}" for path in folders), *self.options]
         source = prologue + text.with_cxx_names(self.source)
@@ -165,7 +165,7 @@ class SourceRecipe:
             found.append(Kernel(instances.get(symbol, name), types, sizes[symbol], names, symbol))
         made = workshop.folder / "kernels.cubin"
         made.write_bytes(code)
-        return made, {**facts, "kernels": found}
+        return {1: made}, {**facts, "kernels": found}
 
     def explain(self, output: str, workshop: "Workshop") -> BuildError:
         """Return the first errors of a compiler, at the lines of the string."""

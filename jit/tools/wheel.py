@@ -1,7 +1,7 @@
 """`python -m loader wheel`: a wheel with the operators' builds inside, which needs no compiler.
 
-There is a build for every CPU of this kind, and faster ones for those with AVX2 and with AVX-512;
-each with CUDA for the GPUs named and, by PTX of the last, for newer ones, and without CUDA for a
+There is a build for every CPU of this kind, with loops for those with AVX2 and with AVX-512 in it;
+with CUDA for the GPUs named and, by PTX of the last, for newer ones, and one without CUDA for a
 torch that has none, or another one's. They lie in the package, in the form of a cache, and are
 found by the same keys. hatchling packs; auditwheel says on which Linux it runs.
 """
@@ -23,9 +23,9 @@ from ..build.progress import say
 from ..build.steps import Steps
 from ..cache.key import key as key_of
 from ..cache.key import manifest
-from ..cache.store import LIBRARY, MANIFEST
+from ..cache.store import MANIFEST
 from ..errors.table import Table, bytes_text
-from ..machine import child, levels, settings
+from ..machine import child, settings
 from ..machine.sources import Sources, unit_of
 from ..machine.toolchain import FLAGS, LINK_FLAGS
 
@@ -33,7 +33,6 @@ from ..machine.toolchain import FLAGS, LINK_FLAGS
 _OWN_FLAGS = (*FLAGS, *LINK_FLAGS, "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 # torch brings these, or what it needs brings them.
 _TORCHS = frozenset({"libtorch*.so", "libc10*.so", "libcudart.so.*"})
-_LEVELS = {"x86_64": {1: "any CPU", 3: "CPUs with AVX2", 4: "CPUs with AVX-512"}}
 _PLAIN = 30.0  # seconds between lines on how far the builds are, where there is no terminal
 # What ends an interrupted build, and the seconds that it gets for that.
 _ENDING = {0: 2, signal.SIGINT: 60, signal.SIGKILL: None}
@@ -52,20 +51,15 @@ def make(root: Path, out: Path, architectures: Sequence[str]) -> Path:
         import hatchling.builders.wheel  # noqa: F401
     except ImportError as error:
         raise RuntimeError(f"wheel: {error}; pip install hatchling auditwheel") from None
-    machine = os.uname().machine
-    targets = [
-        (f"{cpu}{gpus}", level, wanted)
-        for gpus, wanted in _gpus(architectures).items()
-        for level, cpu in _LEVELS.get(machine, {1: "any CPU"}).items()
-    ]
+    targets = _targets(architectures)
     steps = len(targets) + 1
     with tempfile.TemporaryDirectory() as scratch:
         store = Path(scratch, settings.PREBUILT, "store")
-        for number, (name, level, wanted) in enumerate(targets, 1):
+        for number, (name, wanted) in enumerate(targets.items(), 1):
             say(f"wheel, step {number} of {steps}: builds for {name}")
-            _build(store, level, wanted)
+            _build(store, wanted)
         say(f"wheel, step {steps} of {steps}: packing")
-        draft = _pack(root, store, Path(scratch), f"linux_{machine}")
+        draft = _pack(root, store, Path(scratch), f"linux_{os.uname().machine}")
         out.mkdir(parents=True, exist_ok=True)
         return _pack(root, store, out, _platform(draft))
 
@@ -87,21 +81,21 @@ def contents(wheel: Path) -> Table:
     return table
 
 
-def _gpus(architectures: Sequence[str]) -> dict[str, str]:
-    """Return what is built for by its name, in the form of TORCH_CUDA_ARCH_LIST."""
-    if not architectures:
-        return {"": ""}
-    *others, last = architectures
-    ptx = f"{last.removesuffix('+PTX')}+PTX"
-    return {"": "", f" and GPUs {' '.join(architectures)}": ";".join([*others, ptx])}
+def _targets(architectures: Sequence[str]) -> dict[str, str]:
+    """Return the GPUs to build for by what people call it, in the form of TORCH_CUDA_ARCH_LIST."""
+    targets = {"any CPU": ""}
+    if architectures:
+        *others, last = architectures
+        ptx = f"{last.removesuffix('+PTX')}+PTX"
+        targets[f"any CPU and GPUs {' '.join(architectures)}"] = ";".join([*others, ptx])
+    return targets
 
 
-def _build(store: Path, level: int, architectures: str) -> None:
+def _build(store: Path, architectures: str) -> None:
     """Have another process build all operators, and copy them into `store`."""
     kept = {name: text for name, text in os.environ.items() if name not in _OWN_FLAGS}
     chosen = {"LOADER_NATIVE": "0", "LOADER_BUILD": "lazy"}
     chosen |= {"TORCH_CUDA_ARCH_LIST": architectures, "CUDA_VISIBLE_DEVICES": ""}
-    chosen["CXXFLAGS"] = " ".join(levels.flags(level))
     command = child.command("tools.wheel.build_into", str(store), architectures)
     process = subprocess.Popen(command, env=kept | chosen)
     try:
@@ -160,7 +154,8 @@ def _copy(entry: Path, store: Path) -> None:
     del recorded["root"]
     recorded["why"] = ["it came with the wheel"]
     (store / entry.name / MANIFEST).write_text(json.dumps(recorded, indent=1))
-    (store / entry.name / LIBRARY).chmod(0o644)
+    for library in (store / entry.name).glob("*.so"):
+        library.chmod(0o644)
 
 
 def _pack(root: Path, store: Path, out: Path, platform: str) -> Path:
