@@ -157,7 +157,7 @@ struct Rates {
     double row_byte = 0.27;     // and each byte of these beyond a sector
     double gain = 0.8;          // turning has to take less of, to be chosen,
     double look = 0.65;         // and for a look at where points lie, which costs some 25 itself:
-    double least = 400;         // where scattered points would take so long
+    double least = 200;         // where scattered points would take so long
     int64_t cache = 100000;     // bytes
     float near = 12, far = 32;  // sectors that 32 points lie in, coherent and scattered ones
 };
