@@ -6,7 +6,7 @@
 // threads neighbouring features. Gradients to feats are put together there and leave as one run.
 #pragma once
 #include "async_copy.cuh"
-#include "multilinear_plan.h"
+#include "multilinear_plan.cuh"
 #include "short.cuh"
 #include "vector.cuh"
 
