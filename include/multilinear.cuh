@@ -18,6 +18,8 @@ template <typename Cell, typename T>
 inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stream) {
     constexpr int K = 1 << Cell::D, V = 16 / sizeof(T);
     const bool sums = p.grad_points, flat = !p.out && !sums;
+    // Without features there is nothing but a gradient to points, of zeros.
+    if (p.F == 0) return flat ? nullptr : wide::launch<Cell, T, 1>(p, stream);
     if (narrow::fits<T>(p, K)) return narrow::launch<Cell, T>(p, stream);
     if (wide::fits<T>(p, V)) {
         if (!flat) return wide::launch<Cell, T, V>(p, stream);

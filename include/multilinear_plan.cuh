@@ -117,7 +117,8 @@ inline Tiling plan_of(const MultilinearParams& p, int E) {
 }
 
 /// Whether tiles are what is quickest, as far as measurements on an H200 tell: always for the
-/// gradient to feats; for sums over features not in small calls, nor where most rows are long.
+/// gradient to feats; for sums over features not in small calls, nor where rows are long. The sums
+/// are the same bits whether the gradient to feats is asked for too: one rule for both.
 template <typename T>
 inline bool suits(const MultilinearParams& p, const Plan& plan, int corners) {
     if (!p.out && !p.grad_points) return true;
@@ -131,9 +132,7 @@ inline bool suits(const MultilinearParams& p, const Plan& plan, int corners) {
         return dense || (p.F > 8 && (even || p.F <= 512));
     }
     if (!even || p.F <= (dense ? 8 : 16)) return false;
-    const bool small = bytes < 32'000'000;
-    if (p.grad_feats) return !small || p.F > 128;
-    return p.F <= 64 ? !small : sizeof(T) == 2 && p.F > 1024;
+    return p.F <= 64 ? bytes >= 32'000'000 : sizeof(T) == 2 && p.F > 1024;
 }
 
 }  // namespace tiles

@@ -115,6 +115,7 @@ class OperatorTests(ModeTests):
         assert torch.autograd.gradcheck(function, self.leaves(device), **how)
         assert torch.autograd.gradgradcheck(function, self.leaves(device), **how)
 
+    @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own
     def test_third_derivative(self, variant):
         results = []
         for suffix in ("", "_reference"):
