@@ -11,7 +11,7 @@ std::tuple<Tensor, Tensor> grid_sample_backward(const Tensor& grad_out, const Te
                                                 bool deterministic) {
     GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
     set_grad_out(p, grad_out, input, grid);
-    if (in_float(p, input)) {
+    if (in_float(p, input, need_input)) {
         const auto [to_input, to_grid] =
             grid_sample_backward(as_float(grad_out), as_float(input), as_float(grid), interpolation,
                                  padding, align_corners, need_input, need_grid, deterministic);
