@@ -16,8 +16,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -180,7 +178,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--results", type=Path)
     options = parser.parse_args(arguments)
-    from harness import ROOT, circumstances, keep
+    from harness import ROOT, circumstances, keep, rows_of
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -199,19 +197,6 @@ def main(arguments: list[str]) -> None:
                 f"import edit_loop; edit_loop.{which}({where!r}, {options.device!r}, "
                 f"{options.repeats})"
             )
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                cwd=where,
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            with process:
-                for line in process.stdout:
-                    if line[:1] == "{":
-                        print(line, end="", flush=True)
-                        rows.append(json.loads(line))
-            if process.returncode:
-                sys.exit(f"{which} ended with exit status {process.returncode}")
+            rows += rows_of(code, where, environment)
     facts = circumstances(options.device, ["square", "trilinear_interpolation"])
     keep("edit_loop", options.device, {**facts, "cores": 2}, rows, options.results)

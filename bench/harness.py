@@ -4,6 +4,8 @@ import argparse
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +158,26 @@ def _write(file: Path, record: dict) -> None:
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps(record, indent=1) + "\n")
     draft.replace(file)
+
+
+def rows_of(code: str, folder: str, environment: dict[str, str]) -> list[dict]:
+    """Run Python code in a process of its own; return the rows that it prints as JSON."""
+    rows = []
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        for line in process.stdout:
+            if line[:1] == "{":
+                print(line, end="", flush=True)
+                rows.append(json.loads(line))
+    if process.returncode:
+        sys.exit(f"{code}: ended with exit status {process.returncode}")
+    return rows
 
 
 def keep(name: str, device: str, facts: dict, rows: list[dict], folder: Path | None = None) -> Path:

@@ -143,11 +143,54 @@ def calls(pyplot):
     return figure
 
 
+def sweeps(pyplot):
+    """Random cases of each operator: time by the bytes that must move, peers and limit beside."""
+    found = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in SWEEPS}
+    high = -(-len(found) // 3)
+    figure, axes = pyplot.subplots(
+        high, 3, figsize=(11, 3.2 * high), layout="constrained", squeeze=False
+    )
+    for axis, record in zip(axes.flat, found.values(), strict=False):
+        rows = record["rows"]
+        peer = [
+            (row["bytes"], min(us for name, us in medians(row).items() if name not in OURS))
+            for row in rows
+            if medians(row).keys() - {*OURS}
+        ]
+        axis.plot(*zip(*peer, strict=True), ".", color=COLOURS[0], ms=3, alpha=0.4)
+        ours = [(row["bytes"], medians(row)["loader"]) for row in rows]
+        axis.plot(*zip(*ours, strict=True), ".", color="tab:blue", ms=3, alpha=0.6)
+        limit = [(row["bytes"], row["limit_us"]) for row in rows]
+        axis.plot(*zip(*limit, strict=True), ".", color="black", ms=1.5)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.tick_params(which="both", labelsize=7)
+        axis.xaxis.set_minor_formatter("")
+        axis.grid(alpha=0.3)
+        axis.set_title(f"{rows[0]['operator']}, {record['device']}", fontsize=8)
+    for axis in axes.flat[len(found) :]:
+        axis.axis("off")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("us", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("bytes that must move", fontsize=8)
+    names = ("the quickest peer", "ours", "the limit")
+    figure.legend(axes[0, 0].lines, names, loc="outside lower right", ncols=3, fontsize=8)
+    return figure
+
+
+def medians(row: dict) -> dict[str, float]:
+    """Return each contender's time."""
+    return {name: times["median"] for name, times in row["us"].items()}
+
+
+SWEEPS = sorted(file.stem for file in RESULTS.glob("sweep_*.json"))
 PLOTS = {
     peers: [f"{name}_{device}" for name in KERNELS for device in ("cuda", "cpu")],
     share: ["trilinear_interpolation_cuda"],
     edits: ["edit_loop_cpu", "edit_loop_cuda"],
     calls: ["overhead_cuda", "overhead_cpu"],
+    **({sweeps: SWEEPS} if SWEEPS else {}),
 }
 
 

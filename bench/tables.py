@@ -188,8 +188,11 @@ def source_module() -> str:
 def sweeps() -> str:
     """How far random cases are from their limit, operator by operator."""
     names = sorted({path.stem.rpartition("_")[0] for path in RESULTS.glob("sweep_*.json")})
+    if not names:
+        return ""
     table = importlib.import_module("sweep").table
-    return "\n".join(table(record) for name in names for record in _records(name))
+    plot = "![Random cases of each operator, their peers and the limit](plots/sweeps.png)\n\n"
+    return plot + "\n".join(table(record) for name in names for record in _records(name))
 
 
 # Those that are no benchmark's of kernels; the others are found by the benchmark's name.

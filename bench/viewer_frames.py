@@ -14,8 +14,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -197,7 +195,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--results", type=Path)
     options = parser.parse_args(arguments)
     import loader
-    from harness import ROOT, circumstances, keep
+    from harness import ROOT, circumstances, keep, rows_of
 
     loader.build("grid_sample", "apply_lut3d", "square")
     rows = []
@@ -216,20 +214,7 @@ def main(arguments: list[str]) -> None:
                 f"sys.path.insert(0, {str(Path(__file__).parent)!r}); "
                 f"import viewer_frames; viewer_frames.{which}({folder!r}, {count})"
             )
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                cwd=f"{folder}/copy",
-                env=environment,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            with process:
-                for line in process.stdout:
-                    if line[:1] == "{":
-                        print(line, end="", flush=True)
-                        rows.append(json.loads(line))
-            if process.returncode:
-                sys.exit(f"{which} ended with exit status {process.returncode}")
+            rows += rows_of(code, f"{folder}/copy", environment)
     rows = [row for row in rows if "case" in row]
     facts = circumstances("cpu", ["grid_sample", "apply_lut3d", "square"])
     print(

@@ -10,6 +10,14 @@
 
 enum class Lut3dMethod : int32_t { kTrilinear, kTetrahedral };
 
+/// By which kernels a GPU does the forward.
+enum class Lut3dWay : int32_t {
+    kTable,   // forward.cu: the table through the L1 cache
+    kDirect,  // there too: lut itself
+    kBytes,   // bytes.cu
+    kShared,  // shared.cu: the table in shared memory
+};
+
 /// A uint8 of an image, 255 standing for 1.
 struct Byte {
     uint8_t value;
@@ -47,9 +55,9 @@ struct ApplyLut3dParams {
     const void* lut;               // (S, S, S, 3), indexed [r, g, b], or `tables` of them
     void *out, *grad_image;        // (N, 3), contiguous
     void* grad_lut;                // as lut, contiguous
-    void* table;                   // (entries, 4): lut, contiguous, in the accumulating type
-    void* sums;                    // (parts, entries, 4) of the same, whose sum is grad_lut
-    void* work;                    // of the CUDA kernels: apply_lut3d_work() bytes
+    void* table;  // (entries, 4): lut, contiguous, in the accumulating type; or null
+    void* sums;   // (parts, entries, 4) of the same, whose sum is grad_lut
+    void* work;   // of the CUDA kernels: apply_lut3d_work() bytes
     PixelLayout image_at, grad_out_at;
     int64_t lut_stride[4];
     int64_t N, parts;
@@ -57,11 +65,12 @@ struct ApplyLut3dParams {
     int32_t S, entries;      // of all tables
     Lut3dMethod method;
     DType dtype, lut_dtype;  // of the image, unless `bytes`, and of lut
+    Lut3dWay way;            // of the CUDA kernels, forward
     bool bytes;              // image and out are uint8
     bool deterministic;      // grad_lut is to have the same bits in every run
 };
 
-/// table from lut, entries [begin, end) of the S^3.
+/// table from lut, entries [begin, end) of the S^3. Without one the forward reads lut itself.
 OCTET_KERNEL const char* apply_lut3d_table_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
 /// out from image and table, pixels [begin, end).
@@ -70,6 +79,10 @@ OCTET_KERNEL void apply_lut3d_cpu(const ApplyLut3dParams* p, int64_t begin, int6
 /// Both for contiguous uint8 images; see kernels/apply_lut3d/bytes.cu.
 OCTET_KERNEL const char* apply_lut3d_ranges_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream);
+/// By which kernels this device does a forward.
+OCTET_KERNEL Lut3dWay apply_lut3d_way_cuda(const ApplyLut3dParams* p, int32_t device);
+/// For contiguous images of floating point; see kernels/apply_lut3d/shared.cu.
+OCTET_KERNEL const char* apply_lut3d_shared_cuda(const ApplyLut3dParams* p, void* stream);
 /// grad_image and sums, each unless it is null. CPU: parts [begin, end) of the pixels.
 OCTET_KERNEL const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
@@ -77,11 +90,29 @@ OCTET_KERNEL void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t be
 OCTET_KERNEL const char* apply_lut3d_sum_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
 
-/// Whether the image is worth a table of 16-bit integers, which takes some 15 us to make and to
-/// spread: that pays from about 8 megapixels of a photograph on, from under one of noise.
-inline bool apply_lut3d_by_bytes(const ApplyLut3dParams& p) {
-    const bool words = p.image_at.dense() && reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
-    return p.bytes && p.tables == 1 && words && p.S <= 255 && p.N >= (1 << 21);
+/// Whether so few pixels are better off on the CPU without a table, which takes longer to make than
+/// they do: an entry of it costs as much as six pixels.
+inline bool apply_lut3d_directly(const ApplyLut3dParams& p) {
+    return p.N <= 32 || p.N * 6 <= p.entries;
+}
+
+/// By which kernels a GPU is quickest. Measured on an H200: up to 2^16 pixels the launch that makes
+/// a table costs more than it saves, as it does where the table is far larger than the image;
+/// making and spreading one of 16-bit integers takes some 15 us, which pays from about 8 megapixels
+/// of a photograph on, from under one of noise; spreading one of float32 some 5 us, which pays from
+/// 16 entries along an axis on, of 16-bit images from 22.
+inline Lut3dWay apply_lut3d_way(const ApplyLut3dParams& p, int64_t shared_bytes) {
+    constexpr int64_t kFew = 1 << 16, kMany = 1 << 21;
+    if (p.N <= kFew || p.N * 4 <= p.entries) return Lut3dWay::kDirect;
+    if (p.N < kMany || p.tables > 1 || !p.image_at.dense()) return Lut3dWay::kTable;
+    if (p.bytes) {
+        const bool words = reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
+        return words && p.S <= 255 ? Lut3dWay::kBytes : Lut3dWay::kTable;
+    }
+    const int32_t least = p.dtype == DType::kFloat ? 16 : 22;
+    const bool shared = p.dtype != DType::kDouble && p.method == Lut3dMethod::kTrilinear &&
+                        p.S >= least && 12 * int64_t(p.entries) <= shared_bytes;
+    return shared ? Lut3dWay::kShared : Lut3dWay::kTable;
 }
 
 /// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header.
@@ -137,8 +168,10 @@ struct Tetrahedron {
     A weight[4];
     int32_t rank[3];  // of an axis in falling order of t
 
-    HD Tetrahedron(const A* t, int32_t S) {
-        const int32_t step[] = {S * S, S, 1}, all = S * S + S + 1;
+    HD Tetrahedron(const A* t, int32_t S) : Tetrahedron(t, S * S, S, 1) {}
+    /// `r`, `g` and `b`: what a step along each axis is.
+    HD Tetrahedron(const A* t, int32_t r, int32_t g, int32_t b) {
+        const int32_t step[] = {r, g, b}, all = r + g + b;
         const bool rg = t[0] >= t[1], rb = t[0] >= t[2], gb = t[1] >= t[2];
         rank[0] = int32_t(!rg) + int32_t(!rb);
         rank[1] = int32_t(rg) + int32_t(!gb);

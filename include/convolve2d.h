@@ -28,6 +28,8 @@ struct Convolve2dParams {
     DType dtype, kernel_dtype;    // of in, grad_out and out; of kernel and grad_kernel
 };
 
+/// Whether a device multiplies halves as bands.rest.cu does.
+OCTET_KERNEL bool convolve2d_tensor_cores(int32_t device);
 /// out = the sum above. CPU: rows [begin, end) of the N * OH.
 OCTET_KERNEL const char* convolve2d_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL void convolve2d_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
@@ -45,11 +47,39 @@ OCTET_KERNEL void convolve2d_sum_cpu(const Convolve2dParams* p, int64_t begin, i
 constexpr int kTileRows = 32, kTileColumns = 64;  // of output, to a CUDA block at a time
 constexpr int kChunk = 16;                        // taps along an axis that are held at a time
 
+constexpr int kBandsChunk = 32;  // the same of kernel_gradient_bands.rest.cu
+
+/// What kernels of more taps need on a GPU: include/torch/rest.h. Null, or the error's text.
+struct Convolve2dRest {
+    const char* (*forward)(const Convolve2dParams* p, void* stream);
+    const char* (*parts)(const Convolve2dParams* p, void* stream);
+};
+OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
+
+/// Whether tensor cores are quicker than multiply-adds. Measured on an H200, 2048 x 2048 in
+/// float32: a row of taps costs them 2.5 us for each 24 columns, whether these are taps or not, and
+/// their tiles 38 us in all; multiply-adds cost 0.45 us a tap, 0.15 us where the compiler knows the
+/// size, which is up to 9 x 9.
+inline bool convolve2d_by_bands(const Convolve2dParams& p) {
+    return p.dtype != DType::kDouble && p.kh * p.kw > 81 && p.kw > 4;
+}
+/// The same of the gradient to the kernel, whose sums are of 16 x 16 or 32 x 32 taps: at least a
+/// third of these have to be wanted, and the pixels to be many where the taps are few.
+inline bool convolve2d_parts_by_bands(const Convolve2dParams& p) {
+    if (p.dtype == DType::kDouble) return false;
+    if (p.kh <= 16 && p.kw <= 16)
+        return p.kh * p.kw >= 81 || (p.kh * p.kw > 25 && p.kw > 4 && p.OH * p.OW >= 1 << 14);
+    const int64_t down = ceil_div(p.kh, kBandsChunk), across = ceil_div(p.kw, kBandsChunk);
+    return 3 * p.kh * p.kw >= down * across * kBandsChunk * kBandsChunk;
+}
+
 /// Into how many parts the CUDA kernels cut a group's tiles for the gradient to the kernel: about
 /// 1024 blocks in all. A constant and not the GPU's size, so that the result does not depend on it.
 inline int64_t convolve2d_splits(const Convolve2dParams& p) {
     const int64_t tiles = p.N / p.G * ceil_div(p.OH, kTileRows) * ceil_div(p.OW, kTileColumns);
-    const int64_t most = 1024 / (p.G * ceil_div(p.kh, kChunk) * ceil_div(p.kw, kChunk));
+    const int64_t chunk = convolve2d_parts_by_bands(p) ? kBandsChunk : kChunk;
+    const int64_t most = 1024 / (p.G * ceil_div(p.kh, chunk) * ceil_div(p.kw, chunk));
     const int64_t splits = tiles < most ? tiles : most;
     return splits > 1 ? splits : 1;
 }

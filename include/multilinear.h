@@ -26,10 +26,16 @@ struct Position {
     HD Position(const MultilinearParams& p, int64_t n) {
         for (int d = 0; d < Cell::D; ++d) {
             const int64_t i = n * p.points_stride[0] + d * p.points_stride[1];
-            const A x = load_as<A>(p.points_dtype, p.points, i);
-            high[d] = (A(1) + x) / 2;
-            low[d] = (A(1) - x) / 2;
+            set(d, load_as<A>(p.points_dtype, p.points, i));
         }
+    }
+    /// Of the D coordinates at `x`.
+    HD explicit Position(const A* x) {
+        for (int d = 0; d < Cell::D; ++d) set(d, x[d]);
+    }
+    HD void set(int d, A x) {
+        high[d] = (A(1) + x) / 2;
+        low[d] = (A(1) - x) / 2;
     }
     /// The share of corner k. A product per axis: a last weight as 1 - a - b - c would cancel.
     /// Written out, as is its derivative, and not by `corner_share`: of that nvcc makes up to twice

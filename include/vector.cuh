@@ -46,6 +46,34 @@ __device__ inline void store_vector(T* to, Vector<T, V> x) {
     *reinterpret_cast<W*>(to) = bit_copy<W>(x);
 }
 
+/// The 16 bytes that begin `offset` bytes, 0 to 15 and a whole number of elements, after the first
+/// of two words.
+template <typename T>
+__device__ inline uint4 window(uint4 low, uint4 high, unsigned offset) {
+    unsigned x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (offset & 8) {
+#pragma unroll
+        for (int i = 0; i < 6; ++i) x[i] = x[i + 2];
+    }
+    if (sizeof(T) < 8 && offset & 4) {
+#pragma unroll
+        for (int i = 0; i < 5; ++i) x[i] = x[i + 1];
+    }
+    if (sizeof(T) < 4) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = __funnelshift_r(x[i], x[i + 1], offset % 4 * 8);
+    }
+    return {x[0], x[1], x[2], x[3]};
+}
+/// As many elements as a word has, from wherever elements lie. Reads no word that has none of them.
+template <typename T>
+__device__ inline Vector<T, 16 / sizeof(T)> load_anywhere(const T* from) {
+    const auto at = reinterpret_cast<uintptr_t>(from), end = at + 15;
+    const uint4 low = *reinterpret_cast<const uint4*>(at - at % 16);
+    const uint4 high = *reinterpret_cast<const uint4*>(end - end % 16);
+    return bit_copy<Vector<T, 16 / sizeof(T)>>(window<T>(low, high, unsigned(at) % 16));
+}
+
 /// Null, or the text of the error that the launch before it left.
 inline const char* launch_error() {
     const cudaError_t error = cudaGetLastError();

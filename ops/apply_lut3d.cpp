@@ -93,6 +93,14 @@ Tensor make_table(ApplyLut3dParams& p, const Tensor& lut) {
 /// `lut`; more than one table next to each other.
 Tensor joined(const Tensor& lut) { return lut.dim() == 5 ? torch::stable::contiguous(lut) : lut; }
 
+Lut3dWay way_of([[maybe_unused]] const ApplyLut3dParams& p, [[maybe_unused]] const Tensor& image) {
+#ifdef OCTET_CUDA
+    return apply_lut3d_way_cuda(&p, image.get_device_index());
+#else
+    return Lut3dWay::kTable;
+#endif
+}
+
 Tensor apply_lut3d(const Tensor& image, const Tensor& given, std::string interpolation) {
     check(image, given);
     const Tensor lut = joined(given);
@@ -101,12 +109,16 @@ Tensor apply_lut3d(const Tensor& image, const Tensor& given, std::string interpo
     if (p.N == 0) return out;
     const Tensor source = laid_out(image, p.image_at);
     p.image = source.data_ptr(), p.out = out.data_ptr();
-    const Tensor table = make_table(p, lut);
-    std::optional<Tensor> work;
-    if (image.is_cuda() && apply_lut3d_by_bytes(p))
-        p.work = work.emplace(new_bytes(lut, apply_lut3d_work(p))).data_ptr();
-    launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
-           OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
+    std::optional<Tensor> table, work;
+    p.way = image.is_cpu() ? (apply_lut3d_directly(p) ? Lut3dWay::kDirect : Lut3dWay::kTable)
+                           : way_of(p, image);
+    if (p.way != Lut3dWay::kDirect) {
+        table = make_table(p, lut);
+        if (p.way == Lut3dWay::kBytes)
+            p.work = work.emplace(new_bytes(lut, apply_lut3d_work(p))).data_ptr();
+        launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
+               OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
+    }
     launch(kName, lut, p, p.N, 2048, apply_lut3d_cpu, OCTET_CUDA_LAUNCHER(apply_lut3d_cuda));
     return out;
 }

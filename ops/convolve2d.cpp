@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
-#include "torch/glue.h"
+#include "torch/rest.h"
 
 constexpr const char* kName = "convolve2d";
 
@@ -100,6 +100,23 @@ Convolve2dParams params_of(const Geometry& s, const char* argument, const Tensor
 /// Rows to a thread: enough work to be worth handing over.
 int64_t rows_grain(const Convolve2dParams& p) { return 1 + 65536 / (p.OW * (p.kh * p.kw + 8)); }
 
+/// Whether this tensor's device can do what is `wanted` of tensor cores.
+bool on_tensor_cores([[maybe_unused]] bool wanted, [[maybe_unused]] const Tensor& like) {
+#ifdef OCTET_CUDA
+    return wanted && !like.is_cpu() && convolve2d_tensor_cores(like.get_device_index());
+#else
+    return false;
+#endif
+}
+
+/// The sum, to `out`.
+void convolve(const Tensor& out, const Convolve2dParams& p) {
+    auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
+    if (on_tensor_cores(convolve2d_by_bands(p), out))
+        on_cuda = rest_of<Convolve2dRest>(kName)->forward;
+    launch(kName, out, p, p.N * p.OH, rows_grain(p), convolve2d_cpu, on_cuda);
+}
+
 Tensor convolve2d(const Tensor& image, const Tensor& kernel, std::string mode,
                   std::string boundary) {
     const Geometry s = check(image, "image", true, kernel, mode, boundary);
@@ -108,8 +125,7 @@ Tensor convolve2d(const Tensor& image, const Tensor& kernel, std::string mode,
     if (out.numel() == 0) return out;
     p.out = out.data_ptr();
     p.out_stride[0] = s.OH * s.OW, p.out_stride[1] = s.OW;
-    launch(kName, out, p, p.N * p.OH, rows_grain(p), convolve2d_cpu,
-           OCTET_CUDA_LAUNCHER(convolve2d_cuda));
+    convolve(out, p);
     return out;
 }
 
@@ -138,8 +154,7 @@ void image_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& ker
     p.shift[0] += y.first, p.shift[1] += x.first;
     p.out = static_cast<char*>(p.out) + (y.first * s.W + x.first) * grad_image.element_size();
     p.boundary = Boundary::kZero;
-    launch(kName, grad_image, p, p.N * p.OH, rows_grain(p), convolve2d_cpu,
-           OCTET_CUDA_LAUNCHER(convolve2d_cuda));
+    convolve(grad_image, p);
 }
 
 /// Into how many parts the sum over a group's images is cut. It does not depend on the machine, so
@@ -160,8 +175,10 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     const int64_t numbers = s.G * p.splits * s.kh * s.kw;
     const Tensor partial = new_bytes(image, numbers * (p.dtype == DType::kDouble ? 8 : 4));
     p.partial = partial.data_ptr();
-    launch(kName, image, p, s.G * p.splits, 1, convolve2d_parts_cpu,
-           OCTET_CUDA_LAUNCHER(convolve2d_parts_cuda));
+    auto* parts = OCTET_CUDA_LAUNCHER(convolve2d_parts_cuda);
+    if (on_tensor_cores(convolve2d_parts_by_bands(p), image))
+        parts = rest_of<Convolve2dRest>(kName)->parts;
+    launch(kName, image, p, s.G * p.splits, 1, convolve2d_parts_cpu, parts);
     launch(kName, image, p, grad_kernel.numel(), 1 + 65536 / p.splits, convolve2d_sum_cpu,
            OCTET_CUDA_LAUNCHER(convolve2d_sum_cuda));
 }

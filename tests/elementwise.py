@@ -12,6 +12,7 @@ LAYOUTS = {
     "plain": lambda x: x,
     "odd length": lambda x: x.flatten()[: x.numel() - 3],
     "off by one element": lambda x: x.flatten()[1:],
+    "rows apart": lambda x: x[:, :, 3:-1],
     "transposed": lambda x: x.transpose(0, 2),
     "every other": lambda x: x[:, ::2, ::3],
     "expanded": lambda x: x[:, :1].expand(-1, 5, -1),
@@ -65,6 +66,27 @@ class ElementwiseTests(OperatorTests):
         assert_rounded(out, expected, doubles)
         self.assert_one_rounding(out, expected, 1)
         assert torch.equal(self.form("_fw")(*args), out)
+
+    @pytest.mark.cuda
+    @pytest.mark.parametrize("columns", [1, 3, 7, 9, 64, 129, 1000])
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_large_calls(self, dtype, columns):
+        """What is large goes other ways through memory on a GPU."""
+        rows = 2_300_000 // columns
+        whole = torch.randn(rows, 2 * columns + 3, device="cuda").to(dtype)
+        flat = whole.flatten()
+        layouts = [
+            whole[:, 1 : columns + 1],
+            whole[:, : 2 * columns : 2],
+            whole[:1, 2 : columns + 2].expand(rows, -1),
+            flat[1 : rows * columns + 1].view(rows, columns),
+            flat[: rows * columns].view(columns, rows).t(),
+        ]
+        for first in layouts:
+            for second in layouts[: 1 if self.inputs == 1 else None]:
+                args = [first, *[second] * (self.inputs - 1)]
+                doubles = [x.double().requires_grad_() for x in args]
+                assert_rounded(self.form()(*args), self.form("_reference")(*doubles), doubles)
 
     @pytest.mark.parametrize("layout", ["plain", "transposed", "every other", "expanded", "scalar"])
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)

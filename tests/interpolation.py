@@ -1,5 +1,8 @@
 """What is tested of both interpolation operators; test_X.py adds the facts of its own."""
 
+import math
+import random
+
 import pytest
 import torch
 from battery import DTYPES, OperatorTests
@@ -9,7 +12,8 @@ from torch.testing import assert_close
 # N, F: empty in either, single, odd tails, each narrow kernel, 16-byte vectors, several to a thread.
 CASES = [(0, 4), (5, 0), (1, 1), (300, 1), (37, 3), (129, 2), (513, 4), (200, 8), (67, 12), (70, 32),
          (130, 64), (33, 65), (9, 256), (5, 1000)]  # fmt: skip
-LAYOUTS = ["plain", "every other feature", "one cell for all", "corners last", "off by one element"]
+LAYOUTS = ["plain", "every other feature", "one cell for all", "corners last", "off by one element",
+           "rows apart", "cells apart"]  # fmt: skip
 
 
 class InterpolationTests(OperatorTests):
@@ -39,6 +43,8 @@ class InterpolationTests(OperatorTests):
             "one cell for all": lambda: uniform(1, self.K, F).expand(N, -1, -1),
             "corners last": lambda: uniform(N, F, self.K).transpose(1, 2),
             "off by one element": lambda: uniform(N * self.K * F + 1)[1:].view(N, self.K, F),
+            "rows apart": lambda: uniform(N, self.K, F + 3)[:, :, 2:-1],
+            "cells apart": lambda: uniform(N, 3 * self.K, F)[:, self.K : 2 * self.K],
         }[layout]()
         points = (torch.rand(N, self.D, **make) * 2 - 1).to(points_dtype or torch.float32)
         return feats, points, uniform(N, F)
@@ -59,33 +65,33 @@ class InterpolationTests(OperatorTests):
         yield "_backward", (grad_out, None, points, True, False)
         yield "_backward", (grad_out, feats, points, False, True)
 
-    def expected(self, feats, points, grad_out):
-        """Forward and both gradients by the reference, in float64 on the CPU."""
-        feats, points = (x.detach().cpu().double().requires_grad_() for x in (feats, points))
+    def expected(self, feats, points, grad_out, where):
+        """Forward and both gradients by the reference, in float64."""
+        feats, points = (x.detach().to(where).double().requires_grad_() for x in (feats, points))
         out = self.form("_reference")(feats, points)
-        return out.detach(), *torch.autograd.grad(out, (feats, points), grad_out.cpu().double())
+        return out.detach(), *torch.autograd.grad(out, (feats, points), grad_out.to(where).double())
 
-    def check(self, feats, points, grad_out):
+    def check(self, feats, points, grad_out, where="cpu"):
         """Forward and backward lie within rounding of the float64 reference.
 
         The sum has 2^D terms, each a product of up to D + 1 rounded factors: at most 2^D + 3 D
         roundings of the accumulating type, and one of the result's. Features are at most 1 and the
         weights add up to 1; a gradient to points adds up F features.
         """
-        out, to_feats, to_points = self.expected(feats, points, grad_out)
+        out, to_feats, to_points = self.expected(feats, points, grad_out, where)
         eps = torch.finfo(feats.dtype).eps
         work = min(eps, torch.finfo(torch.float32).eps)  # double accumulates in double
         exact = {"rtol": eps, "atol": (self.K + 3 * self.D) * work, "check_dtype": False}
         fw, bw = self.form("_fw"), self.form("_bw")
-        assert_close(fw(feats, points).cpu().double(), out, **exact)
+        assert_close(fw(feats, points).to(where).double(), out, **exact)
         grad_feats, grad_points = bw(grad_out, feats, points, (True, True))
         assert grad_feats.dtype == feats.dtype and grad_points.dtype == points.dtype
-        assert_close(grad_feats.cpu().double(), to_feats, **exact)
+        assert_close(grad_feats.to(where).double(), to_feats, **exact)
         tolerance = (feats.shape[2] + self.K + 3 * self.D) * max(
             work, torch.finfo(points.dtype).eps if points.dtype.itemsize == 2 else 0
         )
         rounding = torch.finfo(points.dtype).eps
-        assert_close(grad_points.cpu().double(), to_points, rtol=rounding, atol=tolerance)
+        assert_close(grad_points.to(where).double(), to_points, rtol=rounding, atol=tolerance)
         assert torch.equal(bw(grad_out, feats, points), grad_feats)
         assert torch.equal(bw(grad_out, feats, points, (False, True)), grad_points)
 
@@ -103,6 +109,33 @@ class InterpolationTests(OperatorTests):
         self.check(feats, points, grad_out)
         self.check(feats, points, grad_out[:1, :1].expand(45, F))
         self.check(feats, points[:1].expand(45, -1), grad_out.t().contiguous().t())
+
+    @pytest.mark.cuda
+    @pytest.mark.parametrize("seed", range(10))
+    def test_random_widths_alignments_and_strides(self, seed):
+        """Each of the GPU's ways through memory, with tiles of many points, of one and of part."""
+        draw = random.Random(seed)
+        for _ in range(20):
+            F = draw.choice((draw.randint(1, 40), round(math.exp(draw.uniform(0, 9)))))
+            N, shift = 1 + draw.randrange(max(2, 200_000 // (self.K * F))), draw.randint(0, 15)
+            dtype = draw.choice(DTYPES)
+            feats, points, grad_out = self.sample(
+                N, F, "cuda", dtype, draw.choice(DTYPES), draw.choice(LAYOUTS)
+            )
+            if feats.is_contiguous():
+                room = torch.empty(feats.numel() + shift, dtype=dtype, device="cuda")
+                feats = room[shift:].view(feats.shape).copy_(feats)
+            wide = torch.empty(N, F + shift + 2, dtype=dtype, device="cuda")
+            self.check(feats, points, wide[:, shift : shift + F].copy_(grad_out))
+
+    @pytest.mark.cuda
+    @pytest.mark.parametrize("layout", ["plain", "off by one element", "rows apart", "cells apart"])
+    @pytest.mark.parametrize("F", [5, 9, 12, 27, 50, 131, 700, 1030, 2100])
+    def test_large_calls(self, F, layout):
+        """What is large goes other ways through memory on a GPU."""
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            N = 36_000_000 // (self.K * F * dtype.itemsize)
+            self.check(*self.sample(N, F, "cuda", dtype, layout=layout), "cuda")
 
     @pytest.mark.parametrize("points_dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)

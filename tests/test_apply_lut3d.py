@@ -120,6 +120,37 @@ def test_matches_the_reference(S, method, device):
             check(*sample(shape, S, device, dtype), method)
 
 
+@pytest.mark.parametrize("lut_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8], ids=str)
+def test_few_pixels_give_what_many_give(dtype, lut_dtype, device):
+    """Few are read from the table as it lies, many from a copy of it."""
+    image, lut = sample((20,), 7, device, dtype, lut_dtype)
+    for table in (
+        lut,
+        lut.transpose(0, 2),
+        lut.flip(3).contiguous().flip(3),
+        lut[:1].expand(7, -1, -1, -1),
+    ):
+        for method in METHODS:
+            few = apply_lut3d(image, table, method)
+            many = apply_lut3d(image.repeat(5000, 1), table, method)[-20:]
+            assert_close(few, many, rtol=0, atol=0 if device == "cpu" else 4 * 2.0**-23)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("S", [9, 17, 25, 26, 33])
+def test_large_images(S, method):
+    """Through the L1 cache, and with the table in shared memory, where it fits; an odd rest."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        image, lut = sample((2**21 + 2**16 + 3,), S, "cuda", dtype)
+        exact = apply_lut3d_reference(image.double(), lut.double(), method)
+        eps = torch.finfo(dtype).eps
+        for part in (slice(None), slice(2**17 + 1)):
+            ours = apply_lut3d(image[part], lut, method).double()
+            assert_close(ours, exact[part], rtol=eps, atol=(3 * S + 8) * 2.0**-23)
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8], ids=str)
 @pytest.mark.parametrize("lut_dtype", DTYPES, ids=str)
 def test_any_dtypes(dtype, lut_dtype, device):

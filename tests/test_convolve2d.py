@@ -181,8 +181,33 @@ def test_kernel_far_larger_than_the_image(device):
         check(*sample((3, 4), (40, 23), device, torch.float64), "same", boundary)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+# A band of a row's taps: partly used, full, of the wider kind, in two turns; more rows than at once.
+@pytest.mark.parametrize("kernel", [(11, 11), (25, 25), (3, 41), (12, 50), (45, 8)], ids=str)
+def test_wide_kernels_on_tensor_cores(kernel, dtype):
+    """Images of one tile and of several, and small ones of which a tile has four."""
+    for shape in ((70, 139), (3, 29, 28), (5, 9, 40)):
+        for boundary in ("zero", "reflect"):
+            check(*sample(shape, kernel, "cuda", dtype), "same", boundary)
+    image, taps = sample((2, 64, 67), kernel, "cuda", dtype)
+    check(image.transpose(1, 2).contiguous().transpose(1, 2), taps, "full")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+def test_tensor_cores_take_numbers_of_any_size(scale):
+    """Within rounding of what is largest; small numbers beside far larger ones keep their digits."""
+    image, taps = sample((100, 130), (15, 15), "cuda")
+    ours = convolve2d(image * scale, taps) / scale
+    assert_close(ours, convolve2d(image, taps), rtol=0, atol=225 * 2.0**-23)
+    image[:, 60:] *= 2.0**-24
+    exact = convolve2d(image.double(), taps.double())[:, 70:]
+    assert_close(convolve2d(image, taps)[:, 70:].double(), exact, rtol=0, atol=225 * 2.0**-47)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kernel", [(3, 3), (2, 5), (17, 3)], ids=str)
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 5), (17, 3), (15, 11)], ids=str)
 def test_a_nan_spreads_as_far_as_the_kernel_reaches(kernel, bad, device):
     image, taps = sample((50, 100), kernel, device)
     image[20, 70] = image[0, 99] = bad

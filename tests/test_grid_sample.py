@@ -509,6 +509,49 @@ def test_scattered_or_not(device):
         check(input, near.to(device), "bilinear", "zeros")
 
 
+def mostly_close(ours, theirs, pixels):
+    """But for a few values, where a rounded place is another pixel's or cell's."""
+    work = theirs.dtype
+    tolerance = 4 * torch.finfo(ours.dtype).eps + 64 * pixels * torch.finfo(work).eps
+    off = (ours.to(work) - theirs).abs() > tolerance * theirs.abs().max()
+    assert off.float().mean() < 0.01
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "mode, dims", [("bilinear", 2), ("bilinear", 3), ("nearest", 2), ("bicubic", 2)]
+)
+def test_ways_on_a_gpu(mode, dims, dtype):
+    """Few channels and several in each layout, rows exchanged, grids that are apart or of float32,
+    points exactly at borders and far beyond; few points, and so many that other kernels serve them.
+    """
+    work = torch.promote_types(dtype, torch.float32)
+    for C, padding, wide in itertools.product((1, 3, 4, 6), PADDINGS, (40, 2400)):
+        points = (37, wide) if dims == 2 else (4, 9, wide)
+        input, grid = sample((2, C, 21, 19, 23)[: 2 + dims], points, "cuda", dtype, reach=1.6)
+        ends = torch.tensor([1.0, -1.0, 3.0, -3.0, 0.0], device="cuda").to(grid)
+        grid.view(-1)[: 5 * dims] = ends.repeat(dims)
+        room = torch.empty(*grid.shape[:-1], dims + 1, dtype=dtype, device="cuda")
+        grids = grid, room[..., :dims].copy_(grid), grid.float()
+        last = input.contiguous(memory_format=LAST[dims])
+        options = mode, padding, C == 3
+        for image, at in zip(
+            (input, last, last.transpose(-1, -2), input[..., 1:]),
+            itertools.cycle(grids if dtype != torch.float64 else grids[:2]),
+        ):
+            leaves = [x.to(work).detach().requires_grad_() for x in (image, at)]
+            with torch.backends.cudnn.flags(enabled=False):
+                theirs = torchs(*leaves, *options)
+            grad_out = torch.randn(theirs.shape, device="cuda").to(dtype)
+            expected = torch.autograd.grad(theirs, leaves, grad_out.to(work))
+            mostly_close(grid_sample(image, at, *options), theirs, 23)
+            both = grid_sample_bw(grad_out, image, at, *options, output_mask=(True, True))
+            alone = grid_sample_bw(grad_out, image, at, *options, output_mask=(False, True))
+            for ours, expected_one in zip((*both, alone), (*expected, expected[1]), strict=True):
+                mostly_close(ours, expected_one, 23)
+
+
 def test_transforms_of_second_derivatives():
     """Of batches along another axis, and of single images."""
     images, grids = sample((3 * 2, 2, 5, 6), (3, 4))

@@ -75,6 +75,38 @@ def test_a_forked_child_takes_a_lock_that_a_thread_of_its_parent_holds():
         pass
 
 
+def test_no_fork_falls_into_the_start_of_a_program():
+    """Its child would hold the pipe open by which its parent learns that the program has started."""
+    code = f"""
+import os, sys, threading, types
+sys.modules["loader"] = types.ModuleType("loader")
+sys.modules["loader"].__path__ = [{str(ROOT)!r}]
+from loader.jit.machine import child
+sys.setswitchinterval(1e-6)
+
+def pipes():
+    names = [f"/proc/self/fd/{{name}}" for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(name).startswith("pipe:") for name in names if os.path.islink(name))
+
+def start():
+    while not ended.is_set():
+        child.start(["true"]).wait()
+
+before, ended = pipes(), threading.Event()
+threads = [threading.Thread(target=start) for _ in range(2)]
+[thread.start() for thread in threads]
+found = []
+for _ in range(100):
+    if (pid := os.fork()) == 0:
+        os._exit(pipes() - before)
+    found.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+ended.set()
+print(found)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{[0] * 100}\n", done.stdout + done.stderr
+
+
 def test_a_child_imports_what_this_process_does_whatever_lies_around(tmp_path):
     """The current folder and the environment do not come before `sys.path`."""
     for name in ("json.py", "importlib.py", "loader.py"):

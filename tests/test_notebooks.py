@@ -6,6 +6,7 @@ import sys
 
 import nbformat
 import pytest
+import torch
 from conftest import ROOT
 
 import loader
@@ -74,6 +75,8 @@ SAYS = {
         (r"misplaced by [\d.]+ mm on average, ([\d.]+) mm at most", (0, 3), (0, 0.5)),
     ],
 }
+# The nvcc of requirements.txt is of CUDA 13; with a torch for CUDA 12 there is a warning about it.
+OTHERWISE = {"A build would work.": "A build would work: 1 warning"}
 NUMBER = r"[-+]?\d[\d.,:]*(e[-+]?\d+)?"
 
 
@@ -107,6 +110,8 @@ def check(name: str, notebook, kept: bool) -> None:
     said = "\n".join(texts(notebook, varies=True))
     for wanted in SAYS[name]:
         if isinstance(wanted, str):
+            other_cuda = not kept and torch.version.cuda and torch.version.cuda[:3] != "13."
+            wanted = OTHERWISE.get(wanted, wanted) if other_cuda else wanted
             assert wanted in said, wanted
         else:
             pattern, *limits = wanted

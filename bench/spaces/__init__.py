@@ -70,6 +70,11 @@ def sectors_of(run: float, element: int) -> float:
     return run / SECTOR if run % SECTOR == 0 else (run + SECTOR - element) / SECTOR
 
 
+def rows_apart(size: int, row: int, gap: int, element: int) -> float:
+    """Return how many bytes are read of so many in rows with gaps: whole sectors, or all of it."""
+    return size / row * min(row + gap, SECTOR / element * sectors_of(row * element, element))
+
+
 def backward(function: Callable, tensors: list[Tensor], wanted: list[int], grad_out) -> Callable:
     """Return what computes the gradients to the wanted ones, its graph being made already."""
     leaves = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(tensors)]

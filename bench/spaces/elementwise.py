@@ -4,7 +4,18 @@ import torch
 
 import loader
 
-from . import DTYPES, Task, agree, backward, choose, every_other, log_uniform, misaligned, padded
+from . import (
+    DTYPES,
+    Task,
+    agree,
+    backward,
+    choose,
+    every_other,
+    log_uniform,
+    misaligned,
+    padded,
+    rows_apart,
+)
 from . import size as draw_size
 
 LAYOUTS = {
@@ -48,8 +59,10 @@ def laid_out(x, layout, shift):
 
 def read_of(x, layout):
     """Return how many bytes have to be read of it."""
-    times = {"every other": 2, "one row": 1 / max(len(x), 1)}.get(layout, 1)
-    return x.numel() * x.element_size() * times
+    size = x.numel() * x.element_size()
+    if layout == "rows apart":
+        return rows_apart(size, x.shape[1], x.stride(0) - x.shape[1], x.element_size())
+    return size * {"every other": 2, "one row": 1 / max(len(x), 1)}.get(layout, 1)
 
 
 def tasks(case, make, inputs, name, peer, gradient):

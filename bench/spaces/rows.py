@@ -4,7 +4,18 @@ import torch
 
 import loader
 
-from . import DTYPES, Task, agree, backward, choose, every_other, log_uniform, misaligned, padded
+from . import (
+    DTYPES,
+    Task,
+    agree,
+    backward,
+    choose,
+    every_other,
+    log_uniform,
+    misaligned,
+    padded,
+    rows_apart,
+)
 from . import size as draw_size
 
 LAYOUTS = {
@@ -64,6 +75,16 @@ def features(case, K, make):
     }[case["layout"]]()
 
 
+def read_of(case, feats):
+    """Return how many bytes have to be read of it, with what shares a sector with them."""
+    size = feats.numel() * feats.element_size()
+    if case["layout"] == "every other":
+        return 2 * size
+    if case["layout"] == "rows apart":
+        return rows_apart(size, case["F"], case["shift"], feats.element_size())
+    return size
+
+
 def tasks(case, make, D, name):
     """Return forward, and the gradients to feats, to points and to both."""
     K, N, F = 2**D, case["N"], case["F"]
@@ -77,8 +98,7 @@ def tasks(case, make, D, name):
     some = slice(0, 1024)
     expected = getattr(loader, f"{name}_reference")(feats[some].double(), points[some].double())
     agree(ours(feats, points)[some], expected, 16 * torch.finfo(feats.dtype).eps, case)
-    # Elements two apart bring those between them along.
-    read = feats.numel() * feats.element_size() * (2 if case["layout"] == "every other" else 1)
+    read = read_of(case, feats)
     written, row = feats.numel() * feats.element_size(), grad_out.numel() * feats.element_size()
     place, flops = points.numel() * points.element_size(), 2 * feats.numel()
     functions = {"loader": ours, "eager": formula}

@@ -12,7 +12,9 @@ from .forks import Lock
 from .sources import HOME
 
 _MOMENTARY = errno.EFAULT, errno.EAGAIN, errno.ENOMEM
-_starting = Lock()  # one at a time: it takes a millisecond or two
+# One at a time: it takes a millisecond or two. A child forked meanwhile would keep the pipe open by
+# which subprocess learns that the program has started, and the parent would wait for that child.
+_starting = Lock(delays_forks=True)
 
 _START = """
 import importlib, json, sys

@@ -120,19 +120,43 @@ void blend_tetrahedral(const A* table, int32_t S, const Block<A>& block, int64_t
     }
 }
 
+/// Copies the cells of `count` pixels out of lut, eight corners each: tables of two entries along
+/// an axis, to which the pixels' places are moved.
+template <typename A>
+void copy_cells(const ApplyLut3dParams& p, int64_t count, Block<A>& block, A (*cells)[8][4]) {
+    dispatch(p.lut_dtype, [&](auto element) {
+        const auto* const lut = static_cast<const decltype(element)*>(p.lut);
+        for (int64_t i = 0; i < count; ++i) {
+            const auto* const cell = lut + lut_offset(p, block.entry[i]);
+            for (int k = 0; k < 8; ++k) {
+                const auto* const corner = cell + (k & 4 ? p.lut_stride[0] : 0) +
+                                           (k & 2 ? p.lut_stride[1] : 0) +
+                                           (k & 1 ? p.lut_stride[2] : 0);
+                for (int c = 0; c < 3; ++c) cells[i][k][c] = A(load(corner[c * p.lut_stride[3]]));
+                cells[i][k][3] = 0;
+            }
+            block.entry[i] = int32_t(8 * i);
+        }
+    });
+}
+
 template <typename T>
 void apply(const ApplyLut3dParams& p, int64_t begin, int64_t end) {
     using A = Acc<T>;
+    constexpr int64_t kCells = 32;
     const A* table = static_cast<const A*>(p.table);
+    const int32_t S = table ? p.S : 2;
+    const int64_t step = table ? kBlock : kCells;
     Block<A> block;
-    A blended[kBlock][4];
-    for (; begin < end; begin += kBlock) {
-        const int64_t count = std::min(kBlock, end - begin);
+    A cells[kCells][8][4], blended[kBlock][4];
+    for (; begin < end; begin += step) {
+        const int64_t count = std::min(step, end - begin);
         place<T>(p, begin, count, block);
+        if (!p.table) copy_cells(p, count, block, cells), table = cells[0][0];
         if (p.method == Lut3dMethod::kTrilinear)
-            blend_trilinear(table, p.S, block, count, blended);
+            blend_trilinear(table, S, block, count, blended);
         else
-            blend_tetrahedral(table, p.S, block, count, blended);
+            blend_tetrahedral(table, S, block, count, blended);
         T* out = static_cast<T*>(p.out) + 3 * begin;
         for (int64_t i = 0; i < count; ++i)
             for (int c = 0; c < 3; ++c) out[3 * i + c] = store<T>(blended[i][c]);

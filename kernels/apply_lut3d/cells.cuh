@@ -81,8 +81,9 @@ __device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, int32_t ent
     return place;
 }
 
-template <bool kTetrahedral, typename A>
-__device__ inline Rgb<A> blend(const A* table, const Place<A>& place, int32_t S) {
+/// A mean of the entries of a table, or of whatever else `entry` takes.
+template <bool kTetrahedral, typename Table, typename A>
+__device__ inline Rgb<A> blend(const Table& table, const Place<A>& place, int32_t S) {
     const int32_t i = place.entry;
     if constexpr (kTetrahedral) {
         const Tetrahedron<A> corners(place.t, S);

@@ -12,12 +12,13 @@
 // memory serves rows of up to 4 outputs, and one 16-byte read brings four values. For kernels of 3,
 // 5, 7 or 9 taps square (3 or 5 for the gradient to the kernel) the compiler knows the size,
 // unrolls all loops and keeps taps and sums in registers; tiles then start on words of four
-// elements of the input. For any other kernel 16 x 16 taps at a time pass through shared memory.
+// elements of the input. For any other kernel 16 x 16 taps at a time pass through shared
+// memory, in float64; in other types kernels beyond 9 taps go to bands.rest.cu.
 //
 // No atomics. The gradient to the kernel is summed over a fixed partition of the tiles (`partial`)
 // and then over the parts, so each run gives the same bits. What lies in a tile but belongs to no
 // output is left out and not multiplied by 0: a NaN spreads only as far as the kernel reaches.
-#include "tile.cuh"
+#include "any_tile.cuh"
 
 /// Forward, and the gradient to the image, for K x K taps and 16- and 32-bit elements.
 template <int K>
@@ -53,61 +54,17 @@ __global__ void __launch_bounds__(kThreads, K > 5 ? 4 : 7)
         }
     }
     by_storage<float>(p.dtype, [&](auto element) {
-        store_outputs<decltype(element)>(p, at.n, at.y + row, at.x - F::lead(p) + column, sum);
+        store_outputs<decltype(element)>(p, at.n, at.y + row, at.x - F::lead(p) + column, p.OH,
+                                         p.OW, sum);
     });
 }
 
-/// The same for any kernel, kChunk x kChunk taps at a time.
+/// The same for any kernel.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
     any_kernel(const __grid_constant__ Convolve2dParams p, unsigned across, unsigned down) {
-    __shared__ alignas(16) A tile[kTile * kPitch];
-    __shared__ alignas(16) A taps[kChunk * kChunk];
-    const TilePlace at(blockIdx.x, across, down);
-    const int column = threadIdx.x % kThreadColumns * kQuad;
-    const int row = threadIdx.x / kThreadColumns * kRows;
-    A sum[kRows][kQuad] = {};
-    for (int64_t i0 = 0; i0 < p.kh; i0 += kChunk) {
-        for (int64_t j0 = 0; j0 < p.kw; j0 += kChunk) {
-            const int ni = p.kh - i0 < kChunk ? int(p.kh - i0) : kChunk;
-            const int nj = p.kw - j0 < kChunk ? int(p.kw - j0) : kChunk;
-            __syncthreads();
-            for (int i = threadIdx.x; i < ni * kChunk; i += kThreads)
-                if (i % kChunk < nj)
-                    taps[i] = tap_at<A>(p, group_of(p, at.n), i0 + i / kChunk, j0 + i % kChunk);
-            fill(tile, kPitch, Image::in(p, at.n), at.y + p.shift[0] - (p.kh - 1) + i0,
-                 at.x + p.shift[1] - (p.kw - 1) + j0, kTileRows + ni - 1, kTileColumns + nj - 1);
-            __syncthreads();
-            // A row of input meets up to kRows rows of taps, one for each row of output.
-#pragma unroll 1
-            for (int t = 0; t < kRows + ni - 1; ++t) {
-                A* line = tile + (row + t) * kPitch + column;
-                Quad<A> left = quad(line);
-#pragma unroll 1
-                for (int j = 0; j < nj; j += kQuad) {
-                    const Quad<A> right = quad(line + j + kQuad);
-#pragma unroll
-                    for (int r = 0; r < kRows; ++r) {
-                        if (t < r || t - r >= ni) continue;
-                        const Quad<A> tap = quad(taps + (t - r) * kChunk + j);
-#pragma unroll
-                        for (int k = 0; k < kQuad; ++k) {
-                            if (j + k >= nj) break;
-#pragma unroll
-                            for (int q = 0; q < kQuad; ++q)
-                                sum[r][q] +=
-                                    tap.at[k] * (q + k < kQuad ? left.at[(q + k) % kQuad]
-                                                               : right.at[(q + k) % kQuad]);
-                        }
-                    }
-                    left = right;
-                }
-            }
-        }
-    }
-    by_storage<A>(p.dtype, [&](auto element) {
-        store_outputs<decltype(element)>(p, at.n, at.y + row, at.x + column, sum);
-    });
+    __shared__ AnyTile<A> shared;
+    convolve_any(shared, p, TilePlace(blockIdx.x, across, down), p.OH, p.OW);
 }
 
 /// A warp to each pixel of a gradient to the image that the extension repeats.
@@ -150,6 +107,12 @@ __global__ void __launch_bounds__(kThreads)
         T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + at[0] * p.out_stride[1];
         if (threadIdx.x % 32 == 0) out[at[1]] = stored<T>(sum, p.dtype);
     });
+}
+
+bool convolve2d_tensor_cores(int32_t device) {
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 8;
 }
 
 const char* convolve2d_cuda(const Convolve2dParams* p, void* stream) {

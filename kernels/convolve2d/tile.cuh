@@ -121,16 +121,17 @@ __device__ inline void fill_quickly(float* tile, const Image& from, int64_t y, i
         fill(tile + right, kPitch, from, y, x + right, kTile, kPitch - right);
 }
 
-/// A thread's sums to outputs (y, x) ... (y + 3, x + 3) of image n; those outside are left out.
+/// A thread's sums to outputs (y, x) ... (y + 3, x + 3) of image n; those outside of OH x OW are
+/// left out.
 template <typename T>
 __device__ inline void store_outputs(const Convolve2dParams& p, int64_t n, int64_t y, int64_t x,
-                                     const Acc<T> (&sum)[kRows][kQuad]) {
+                                     int64_t OH, int64_t OW, const Acc<T> (&sum)[kRows][kQuad]) {
     T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + y * p.out_stride[1] + x;
 #pragma unroll
     for (int r = 0; r < kRows; ++r, out += p.out_stride[1]) {
-        if (y + r >= p.OH) return;
+        if (y + r >= OH) return;
         if constexpr (sizeof(T) < 8) {
-            if (x >= 0 && x + kQuad <= p.OW &&
+            if (x >= 0 && x + kQuad <= OW &&
                 reinterpret_cast<uintptr_t>(out) % (kQuad * sizeof(T)) == 0) {
                 Vector<T, kQuad> values;
 #pragma unroll
@@ -141,7 +142,7 @@ __device__ inline void store_outputs(const Convolve2dParams& p, int64_t n, int64
         }
 #pragma unroll
         for (int q = 0; q < kQuad; ++q)
-            if (x + q >= 0 && x + q < p.OW) out[q] = stored<T>(sum[r][q], p.dtype);
+            if (x + q >= 0 && x + q < OW) out[q] = stored<T>(sum[r][q], p.dtype);
     }
 }
 

@@ -2,6 +2,7 @@
 // corners lie, with which weights.
 #pragma once
 #include "job.cuh"
+#include "short.cuh"
 
 constexpr unsigned kAll = ~0u;
 
@@ -109,12 +110,29 @@ struct Coordinates {
     Coordinates() = default;
     /// Point i of the launch; `image`: where the grid of its image begins, in bytes.
     __device__ Coordinates(const GridSampleJob& job, const char* image, int i) {
-        if (job.packed) {
-            const auto* at = reinterpret_cast<const float*>(image + int64_t(i) * job.point_step);
-#pragma unroll
-            for (int d = 0; d < D; ++d) x[d] = __ldg(at + d);
+        const DType dtype = job.p.grid_dtype;
+        if (job.packed && dtype == DType::kFloat) {
+            read_packed<float>(job, image, i);
+        } else if (job.packed && dtype == DType::kHalf) {
+            read_packed<Half>(job, image, i);
+        } else if (job.packed && dtype == DType::kBFloat16) {
+            read_packed<BFloat16>(job, image, i);
         } else {
-            read(job, image, i, x);
+            A any[D];  // of its own: what a function writes to lies in memory
+            read(job, image, i, any);
+#pragma unroll
+            for (int d = 0; d < D; ++d) x[d] = any[d];
+        }
+    }
+    template <typename G>
+    __device__ void read_packed(const GridSampleJob& job, const char* image, int i) {
+        const auto* at = reinterpret_cast<const G*>(image + int64_t(i) * job.point_step);
+        if (D == 2 && job.pairs) {
+            const auto both = load_constant<G, 2>(at);
+            x[0] = load(both.at[0]), x[1] = load(both.at[1]);
+        } else {
+#pragma unroll
+            for (int d = 0; d < D; ++d) x[d] = load(load_constant<G, 1>(at + d).at[0]);
         }
     }
     /// Any strides and dtype. Not inlined, as is all that is rarely needed: the kernels' own code
@@ -122,7 +140,7 @@ struct Coordinates {
     __device__ __noinline__ static void read(const GridSampleJob& job, const char* image, int i,
                                              A (&x)[D]) {
         const GridSampleParams& p = job.p;
-        const int64_t from = p.grid_points.at(job.first + i);
+        const int64_t from = p.grid_points.at(job.packed ? i : job.first + i);
         for (int d = 0; d < D; ++d)
             x[d] = load_as<A>(p.grid_dtype, image, from + d * p.grid_stride[1]);
     }
@@ -140,67 +158,111 @@ __device__ inline uint32_t bits_of(A sign) {
     return sign > 0 ? 1 : sign < 0 ? 2 : 0;
 }
 
-/// The cell of a point that may lie anywhere.
+/// A position mirrored at the borders once or more.
+template <typename A>
+__device__ __noinline__ Moved<A> far_reflected(A x, A size, bool align_corners) {
+    return reflected(x, size, align_corners);
+}
+/// `reflected`, which is quick where a position is mirrored once at most.
+template <typename A>
+__device__ inline A quickly_reflected(A x, int size, bool align_corners, A* sign) {
+    const A low = align_corners ? A(0) : A(-0.5), span = A(align_corners ? size - 1 : size);
+    const A from_low = x - low, in = fabs(from_low);
+    if (in < 2 * span) {
+        const bool back = in >= span;
+        *sign = (from_low < 0) != back ? A(-1) : A(1);
+        return back ? span - (in - span) + low : in + low;
+    }
+    const Moved<A> far = far_reflected(x, A(size), align_corners);
+    *sign = far.slope;
+    return far.at;
+}
+
+/// The pixel at or before a position, or the nearest; `part` is how far beyond it the position is.
+__device__ inline int pixel_of(double u, bool nearest, double& part) {
+    const double first = nearest ? rint(u) : floor(u);
+    part = nearest ? 0 : u - first;
+    return int(first);
+}
+/// Of less than 2^22: where the last bit of a sum is 1, its rounding is what is asked for.
+__device__ inline int pixel_of(float u, bool nearest, float& part) {
+    constexpr float kOnes = 0x1.8p23f;
+    const float sum = nearest ? __fadd_rn(u, kOnes) : __fadd_rd(u, kOnes);
+    part = nearest ? 0 : u - (sum - kOnes);
+    return __float_as_int(sum) - __float_as_int(kOnes);
+}
+
+/// Where a point lies: the first pixel of its cell along x, y, z, the rest as in Cell.
+template <typename A, int D>
+struct Spot {
+    int index[D];
+    A part[D];
+    uint32_t flags;
+
+    /// In units of these offsets.
+    __device__ int base(const Offsets& steps) const {
+        int sum = 0;
+#pragma unroll
+        for (int d = 0; d < D; ++d) sum += index[d] * steps.step[2 - d];
+        return sum;
+    }
+    __device__ Cell<A, D> in(const Offsets& steps) const {
+        Cell<A, D> cell;
+        cell.base = base(steps), cell.flags = flags;
+#pragma unroll
+        for (int d = 0; d < D; ++d) cell.part[d] = part[d];
+        return cell;
+    }
+    /// Whether any of its corners lies in the image.
+    __device__ bool near() const {
+        bool all = true;
+#pragma unroll
+        for (int d = 0; d < D; ++d) all = all && (flags >> 2 * d & 3);
+        return all;
+    }
+};
+
+/// `kSlope`: for a gradient.
 template <bool kSlope, typename A, int D>
-__device__ __noinline__ Cell<A, D> any_cell(const GridSampleJob& job, const Offsets& steps,
-                                            Coordinates<A, D> at) {
+__device__ inline Spot<A, D> spot_of(const GridSampleJob& job, const Coordinates<A, D>& at) {
     const GridSampleParams& p = job.p;
-    Cell<A, D> cell;
-    cell.base = 0, cell.flags = 0;
     const bool nearest = p.interpolation == Interpolation::kNearest;
+    Spot<A, D> spot;
+    spot.flags = 0;
+    bool whole = !nearest, real = true;
 #pragma unroll
     for (int d = 0; d < D; ++d) {
+        const auto [scale, shift, least, most] = job.template axis<A>(2 - d);
         const int size = p.size[2 - d];
-        A sign = 1;
-        A u = padded(unnormalized(at.x[d], A(size), p.align_corners), A(size), p.padding,
-                     p.align_corners, kSlope ? &sign : nullptr);
-        if (nearest) u = rint(u), sign = 0;
-        const A first = floor(u);
-        const bool near = first >= -1 && first < A(size);  // neither NaN nor beyond an int
-        const int i = near ? int(first) : -1;
-        cell.part[d] = near ? u - first : A(0);
-        cell.base += i * steps.step[2 - d];
-        cell.flags |= uint32_t(near && i >= 0) << 2 * d |
-                      uint32_t(near && i + 1 < size && !nearest) << (2 * d + 1) |
-                      bits_of(sign) << (8 + 2 * d);
+        A u = (at.x[d] + 1) * scale + shift, sign = 1;
+        if (p.padding == Padding::kReflection)
+            u = quickly_reflected(u, size, p.align_corners, &sign);
+        if (kSlope) {
+            real = real && u == u;
+            spot.flags |= u > least && u < most ? bits_of(sign) << (8 + 2 * d) : 0;
+        }
+        spot.index[d] = pixel_of(fmin(fmax(u, least), most), nearest, spot.part[d]);
+        whole = whole && unsigned(spot.index[d]) < unsigned(size - 1);
     }
-    return cell;
+    if (kSlope) spot.flags |= uint32_t(spot.index[0] & 1) << 16;
+    if (whole && real) {
+        spot.flags |= (1u << 2 * D) - 1;
+    } else if (real) {
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            const unsigned size = unsigned(p.size[2 - d]);
+            spot.flags |= uint32_t(unsigned(spot.index[d]) < size) << 2 * d |
+                          uint32_t(unsigned(spot.index[d] + 1) < size && !nearest) << (2 * d + 1);
+        }
+    }
+    return spot;
 }
 
 /// The cell of a point. `kSlope`: for a gradient.
 template <bool kSlope, typename A, int D>
 __device__ inline Cell<A, D> cell_of(const GridSampleJob& job, const Offsets& steps,
                                      const Coordinates<A, D>& at) {
-    const GridSampleParams& p = job.p;
-    if (p.padding == Padding::kReflection) return any_cell<kSlope>(job, steps, at);
-    const bool nearest = p.interpolation == Interpolation::kNearest;
-    Cell<A, D> cell;
-    cell.base = 0, cell.flags = 0;
-    bool near = true;  // some corner may lie in the image; neither NaN nor beyond an int
-#pragma unroll
-    for (int d = 0; d < D; ++d) {
-        const auto [half, size, less, scale, least, most] = job.template axis<A>(2 - d);
-        A u = ((at.x[d] + 1) * half * size - less) * scale;
-        if (kSlope) {
-            near = near && u == u;
-            cell.flags |= uint32_t(u > least && u < most) << (8 + 2 * d);
-        }
-        u = fmin(fmax(u, least), most);
-        if (nearest) u = rint(u);
-        const A first = floor(u);
-        near = near && first >= -1 && first < A(p.size[2 - d]);
-        const int i = int(first);
-        cell.part[d] = u - first;
-        cell.base += i * steps.step[2 - d];
-        cell.flags |= uint32_t(i >= 0) << 2 * d | uint32_t(i + 1 < p.size[2 - d] && !nearest)
-                                                      << (2 * d + 1);
-        if (kSlope && d == 0) cell.flags |= uint32_t(i & 1) << 16;
-    }
-    if (near) return cell;
-    cell.flags = 0, cell.base = 0;
-#pragma unroll
-    for (int d = 0; d < D; ++d) cell.part[d] = 0;
-    return cell;
+    return spot_of<kSlope>(job, at).in(steps);
 }
 
 /// V channels of the corners, from the first pixel's on; zeros for those outside of the image.
@@ -223,6 +285,49 @@ __device__ inline void load_corners(const Offsets& steps, const char* in,
         }
     }
 }
+
+/// C channels of the corners of a cell, whose first lies at `first`; of four, as many as are left.
+template <typename T, int D, int C, Narrow kLayout>
+struct Pixels {
+    static constexpr int V = kLayout == Narrow::kWords ? C : 1;
+    Vector<T, V> at[1 << D][C / V];
+
+    __device__ void read(const GridSampleJob& job, const Cell<float, D>& cell, const char* first,
+                         int64_t c_step, int left) {
+        if (cell.whole()) {
+            each(job, first, c_step, left, [](int) { return true; });
+        } else {
+            memset(at, 0, sizeof(at));
+            each(job, first, c_step, left, [&](int k) { return cell.valid(k); });
+        }
+    }
+    template <typename Valid>
+    __device__ void each(const GridSampleJob& job, const char* first, int64_t c_step, int left,
+                         const Valid& valid) {
+        const auto load = [&](int k, int c, const char* from) {
+            if (valid(k)) at[k][c] = load_constant<T, V>(reinterpret_cast<const T*>(from));
+        };
+#pragma unroll
+        for (int k = 0; k < 1 << D; k += 2) {
+            const char* row = first + job.input.corner[k];
+            const char* next = first + job.input.corner[k + 1];
+            asm("" : "+l"(row));
+#pragma unroll
+            for (int c = 0; c < C / V; ++c, row += c_step) {
+                if (C == 4 && V == 1 && c >= left) break;
+                load(k, c, row);
+                load(k + 1, c, kLayout == Narrow::kPlanar ? row + sizeof(T) : next + c * c_step);
+            }
+        }
+    }
+    __device__ float value(int k, int c, DType dtype) const {
+        return value_of(at[k][c / V].at[c % V], dtype);
+    }
+};
+
+/// Blocks to an SM: registers that hold a point's values, and no more.
+template <int D, int C>
+constexpr int kNarrowBlocks = (D == 2 ? 14 : 12) - (C == 4 ? 4 : 0);
 
 constexpr int kMostLanes = 8;  // threads that share a point
 

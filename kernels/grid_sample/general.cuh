@@ -7,6 +7,7 @@
 // then read in words of up to 16 bytes. With V = 1 any strides will do.
 #pragma once
 #include "fixed_point.cuh"
+#include "inner_cubic.cuh"
 #include "job.cuh"
 #include "short.cuh"
 
@@ -137,6 +138,8 @@ __global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
     const GridSampleParams& p = job.p;
     const ThreadPoint at(job);
     if (!at.inside) return;
+    if constexpr (D == 2 && V == 1 && sizeof(T) < 8)
+        if (!job.general && inner_cubic<T>(job, at)) return;
     const PointTaps<A, D, 4, false> point(job, at);
     int64_t across[4], down[4];
     bool whole = true;

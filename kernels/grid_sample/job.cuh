@@ -12,31 +12,39 @@ struct Offsets {
     int step[3];        // z, y, x
     int unit;           // bytes
     int64_t corner[8];  // bytes from a cell's first pixel to its corner 4 z + 2 y + x
-    bool fits;
+    bool fits;          // and no axis is too long for `pixel_of`
 };
 
-/// Constants of `unnormalized` and of padding with zeros or the border: a coordinate x lies at
-/// ((x + 1) * half * size - less) * scale, held between `least` and `most`.
+/// Constants of `unnormalized` and of padding: a coordinate x lies at (x + 1) * scale + shift, is
+/// mirrored where `padding` says so, and then held between `least` and `most`. With zeros these lie
+/// beyond all that has a pixel, so that what is not finite is outside too.
 template <typename A>
 struct AxisOf {
-    A half, size, less, scale, least, most;
+    A scale, shift, least, most;
 };
+
+/// How the kernels for few channels, or for a few at a time, find a cell's pixels: neighbours along
+/// x lie side by side; or a pixel's channels; or these make one word.
+enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords };
 
 /// What a launch needs beside the parameters. Tensors may stand for those of the caller; a launch
 /// takes points [first, first + count) of images blockIdx.y + image on.
 struct GridSampleJob {
     GridSampleParams p;
     Offsets input, sums;  // of p.input and p.grad_input
-    bool packed;          // the grid is float, a point's coordinates are neighbours, and points lie
+    bool packed;          // a point's coordinates are neighbours in memory, and points lie
     int point_step;       // so many bytes apart; p.grid is then that of point `first`
+    bool pairs;           // packed, and two coordinates can be read in one word
     int64_t first, image;
     int count;
     bool same_steps;        // those of the input and of the sums
     AxisOf<float> axes[3];  // z, y, x
     AxisOf<double> exact_axes[3];
-    int processors;             // of the GPU
-    bool general;               // offsets do not fit in 32 bits, or sums are in fixed point
-    int lanes_log2;             // of the threads that share a point
+    int processors;  // of the GPU
+    bool general;    // offsets do not fit in 32 bits, or sums are in fixed point
+    int lanes_log2;  // of the threads that share a point
+    Narrow narrow;
+    int shares;                 // of the channels, in such a kernel
     DType sum_dtype;            // of what p.grad_input points to: sums of gradients
     unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
     int64_t places, terms;      // of those
@@ -86,10 +94,11 @@ HD inline int element_size(DType dtype) {
     return dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
 }
 
-/// Launches `kernel` for all points, `each` of them to 32 threads, in at most so many blocks.
+/// Launches `kernel` for all points, `each` of them to 32 threads, in at most so many blocks;
+/// blockIdx.z is the share of the channels where there are several.
 template <typename Kernel>
 inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cudaStream_t stream,
-                                 int64_t most = 0x7fffffff) {
+                                 int64_t most = 0x7fffffff, int shares = 1) {
     constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535;
     GridSampleParams& p = job.p;
     const void* const grid_begin = p.grid;
@@ -102,7 +111,8 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
             const int64_t warps = ceil_div(job.count, each);
             const int block = warps < kThreads / 32 ? int(warps) : kThreads / 32;
             const int64_t blocks = ceil_div(warps, block);
-            const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images));
+            const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images),
+                             unsigned(shares));
             kernel<<<grids, block * 32, 0, stream>>>(job);
         }
     }

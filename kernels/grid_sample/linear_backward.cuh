@@ -281,6 +281,53 @@ __global__ void __launch_bounds__(kThreads)
     store_grad_grid<D>(job, at, grad_grid);
 }
 
+/// The gradient to the grid alone: a thread to a point, C channels, with C = 4 all of them, four at
+/// a time.
+template <typename T, int D, int C, Narrow kLayout>
+__global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
+    grid_backward(const __grid_constant__ GridSampleJob job) {
+    constexpr int K = 1 << D;
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= job.count) return;
+    const int64_t b = job.image + blockIdx.y;
+    const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
+    const Cell<float, D> cell = cell_of<true>(job, job.input, coordinates);
+    const int64_t c_step =
+        kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
+    const char* first = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T)) +
+                        int64_t(cell.base) * job.input.unit;
+    const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0] +
+                        p.grad_out_points.at(job.first + i);
+    float dot[K] = {}, slope[D];
+#pragma unroll 1
+    for (int left = C == 4 ? int(p.C) : C; left > 0; left -= C, first += C * c_step) {
+        Pixels<T, D, C, kLayout> pixels;
+        pixels.read(job, cell, first, c_step, left);
+#pragma unroll
+        for (int c = 0; c < C; ++c, grad_out += p.grad_out_stride[1]) {
+            if (C == 4 && c >= left) break;
+            const float grad = value_of(*grad_out, p.dtype);
+#pragma unroll
+            for (int k = 0; k < K; ++k) dot[k] += grad * pixels.value(k, c, p.dtype);
+        }
+    }
+    cell.slopes(dot, slope);
+#pragma unroll
+    for (int d = 0; d < D; ++d)
+        store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d,
+                 cell.moved(d, p) * slope[d]);
+}
+
+template <typename T, int D>
+const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
+    const auto launch = [&](auto kernel) { return launch_points(kernel, job, 32, stream); };
+    if (job.narrow == Narrow::kLast) return launch(grid_backward<T, D, 4, Narrow::kLast>);
+    return job.p.C == 1 ? launch(grid_backward<T, D, 1, Narrow::kPlanar>)
+                        : launch(grid_backward<T, D, 4, Narrow::kPlanar>);
+}
+
 template <typename T, int V, int D>
 const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V > 1)
@@ -288,6 +335,9 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
                              stream);
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(backward_kernel<Stored<T>, 1, D, 2>, job, each, stream);
+    if constexpr (sizeof(T) < 8)
+        if (!job.p.grad_input && each == 32 && job.narrow != Narrow::kNot)
+            return launch_grid_backward<Stored<T>, D>(job, stream);
     constexpr int U = D == 2 ? 4 : 2;
     return launch_points(
         job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1> : linear_backward_any<Stored<T>, D, U>,

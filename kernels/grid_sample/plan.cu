@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(1024)
         const int64_t b = int64_t(s) * job.p.B / samples;
         const Coordinates<float, D> at(job, grid_of(job, b), i);
         const auto cell = cell_of<false>(job, job.input, at);
-        const int sector = int(int64_t(cell.base) * job.input.unit / 32);
+        const bool outside = (cell.flags & 255) == 0;
+        const int sector = outside ? -1 : int(int64_t(cell.base) * job.input.unit / 32);
         const unsigned same = __match_any_sync(~0u, sector);
         mine += lane == __ffs(int(same)) - 1;
     }
@@ -60,14 +61,21 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.general = plan.fixed || !job.input.fits || !job.sums.fits;
     job.same_steps = std::equal(job.input.step, job.input.step + 3, job.sums.step);
     const PointsView& points = p.grid_points;
-    job.packed = p.grid_dtype == DType::kFloat && p.grid_stride[1] == 1 && points.count[1] == p.P &&
-                 std::abs(points.stride[2]) < 1 << 28;
-    job.point_step = job.packed ? int(points.stride[2]) * 4 : 0;
+    const int size = element_size(p.grid_dtype);
+    job.packed =
+        p.grid_stride[1] == 1 && points.count[1] == p.P && std::abs(points.stride[2]) < 1 << 27;
+    job.point_step = job.packed ? int(points.stride[2]) * size : 0;
+    job.pairs = size < 8 && (reinterpret_cast<uintptr_t>(p.grid) | uintptr_t(job.point_step) |
+                             uintptr_t(p.grid_stride[0] * size)) %
+                                    (2 * size) ==
+                                0;
     for (int d = 0; d < 3; ++d) {
         job.axes[d] = axis_of<float>(p, d);
         job.exact_axes[d] = axis_of<double>(p, d);
     }
     job.lanes_log2 = lanes_log2(p, plan);
+    job.narrow = narrow_of(p);
+    job.shares = shares_of(p);
 }
 
 template <typename T>

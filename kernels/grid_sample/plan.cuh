@@ -29,13 +29,15 @@ Offsets steps_of(const GridSampleParams& p, const int64_t (&stride)[5], int size
         if (p.size[d] > 1) unit = gcd(unit, stride[2 + d]);
     if (unit == 0) unit = 1;
     constexpr int64_t kLimit = int64_t(1) << 30;
+    bool rounds = true;  // as `pixel_of` does it for float
     for (int d = 0; d < 3; ++d) {
         const int64_t each = p.size[d] > 1 ? stride[2 + d] / unit : 0;
         s.step[d] = int(each);
         most = std::max(most, std::max(each, each * p.size[d]));
+        rounds = rounds && p.size[d] < 1 << 21;
     }
     s.unit = int(unit * size);
-    s.fits = most < kLimit && unit * size < kLimit;
+    s.fits = rounds && most < kLimit && unit * size < kLimit;
     for (int k = 0; k < 8; ++k)
         for (int d = 0; d < 3; ++d)
             if (k >> d & 1) s.corner[k] += int64_t(s.step[2 - d]) * s.unit;
@@ -57,11 +59,10 @@ int vector_of(const GridSampleParams& p, const void* data, const int64_t (&strid
 
 template <typename A>
 AxisOf<A> axis_of(const GridSampleParams& p, int d) {
-    const A size = A(p.size[d]), infinite = A(INFINITY);
-    const bool border = p.padding == Padding::kBorder;
-    const A least = border ? A(0) : -infinite, most = border ? size - 1 : infinite;
-    return p.align_corners ? AxisOf<A>{A(0.5), size - 1, 0, 1, least, most}
-                           : AxisOf<A>{1, size, 1, A(0.5), least, most};
+    const A size = A(p.size[d]), last = size - 1;
+    const A scale = (p.align_corners ? last : size) / 2, shift = p.align_corners ? 0 : A(-0.5);
+    if (p.padding == Padding::kZeros) return {scale, shift, -2, size + 1};
+    return {scale, shift, 0, last};
 }
 
 /// One way to do a job.
@@ -112,9 +113,6 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         plan.copy = turn;
         plan.V = last || turn ? 4 : 1;
     } else {
-        const Offsets in_steps = steps_of(p, p.input_stride, 1);
-        const Offsets sum_steps = steps_of(p, p.grad_input_stride, 1);
-        const bool same = std::equal(in_steps.step, in_steps.step + 3, sum_steps.step);
         // A field far larger than what is added to it is not worth a pass in float.
         const bool dense = p.P * 128 >= voxels;
         const bool direct =
@@ -123,6 +121,12 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         plan.order = plan.sums && (p.C == 1 || p.B * p.P * p.C < kFewSums || !fits_last(p));
         if (fits_last(p) && (direct || (plan.sums && !plan.order))) {
             plan.V = p.C > 1 ? 4 : 1;
+            int64_t summed[5];  // strides of what is summed to
+            std::copy(p.grad_input_stride, p.grad_input_stride + 5, summed);
+            if (plan.sums) last_strides(p, ceil_div(p.C, plan.V) * plan.V, summed);
+            const Offsets in_steps = steps_of(p, p.input_stride, 1);
+            const Offsets sum_steps = steps_of(p, summed, 1);
+            const bool same = std::equal(in_steps.step, in_steps.step + 3, sum_steps.step);
             plan.copy = p.C > 1 && p.grad_grid && !(last && same);
         }
     }
@@ -138,19 +142,59 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
 
 constexpr int64_t kChoiceBytes = 256;
 
-/// Turning pays where the sectors that scattered points fetch channel by channel outweigh the
-/// passes over the field. The rates are measured ones of an H200, in bytes per microsecond; what
-/// matters is their ratio.
-Plans plans_of(const GridSampleParams& p) {
+/// What the ways of a forward cost: on an H200, from sweeps with either way forced. On other
+/// devices ratios are taken to be the same. Times are microseconds.
+struct Rates {
+    double turn = 10;        // of launching the pass over the field,
+    double stream = 2.2;     // and of the pass: MB each, read and written
+    double coherent = 2.2;   // a million rows of a channel's pixels that neighbouring points share,
+    double scattered = 6.5;  // that they do not share,
+    double cached = 2;       // and where the field fits in an L1 cache
+    double last = 3;         // scattered, where a pixel's channels lie side by side,
+    double last_byte = 0.01;    // and each byte of the pixel
+    double words = 7;           // a million rows of turned pixels of up to four channels,
+    double row = 12;            // of more,
+    double row_byte = 0.27;     // and each byte of these beyond a sector
+    double gain = 0.8;          // turning has to take less of, to be chosen,
+    double look = 0.65;         // and for a look at where points lie, which costs some 25 itself:
+    double least = 200;         // where scattered points would take so long
+    int64_t cache = 100000;     // bytes
+    float near = 12, far = 32;  // sectors that 32 points lie in, coherent and scattered ones
+};
+
+/// The two ways' costs, where channels are turned last or not: turned fields have one row where
+/// others have one for each channel, but take a pass of their own.
+Plans cheapest_read(const GridSampleParams& p, Plans plans) {
+    constexpr Rates r;
+    const int size = element_size(p.dtype);
+    const int64_t pad = plans.turned.pad, field = p.C * voxel_count(p) * size;
+    const bool nearest = p.interpolation == Interpolation::kNearest;
+    const double rows = double(p.B) * p.P * (nearest ? 1 : 1 << (p.D - 1)) * 1e-6;
+    const double each =
+        pad == 4 ? r.words : r.row + r.row_byte * std::max(2. * pad * size - 32, 0.);
+    const double turned =
+        r.turn + double(p.B) * voxel_count(p) * (p.C + pad) * size * 1e-6 / r.stream + rows * each;
+    const bool last = p.input_stride[1] == 1;
+    const double fetched =
+        last ? std::min(r.scattered, r.last + r.last_byte * double(p.C * size)) : r.scattered;
+    const double coherent = rows * p.C * r.coherent;
+    const double scattered = rows * p.C * (field <= r.cache ? r.cached : fetched);
+    if (turned < r.gain * std::min(coherent, scattered)) {
+        plans.take = Plans::kTurned;
+    } else if (turned < r.look * scattered && scattered > r.least) {
+        plans.take = Plans::kProbe;
+        plans.few = r.near + (r.far - r.near) * float((turned - coherent) / (scattered - coherent));
+    }
+    return plans;
+}
+
+/// Of gradients turning pays where the sectors that scattered points fetch, or add to, channel by
+/// channel outweigh the passes over the field. The rates are measured ones of an H200, in bytes per
+/// microsecond; what matters is their ratio.
+Plans cheapest_gradients(const GridSampleParams& p, Plans plans) {
     constexpr double kStream = 2.2e6, kSectors = 3.7e6;
-    Plans plans;
-    plans.plain = plan_of(p, false);
-    const bool sums = p.grad_out && p.grad_input;
-    if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
-        plans.plain.fixed || p.interpolation == Interpolation::kCubic || !fits_last(p))
-        return plans;
-    plans.turned = plan_of(p, true);
     const Plan& turned = plans.turned;
+    const bool sums = p.grad_input;
     const double points = double(p.B) * p.P, voxels = double(p.B) * voxel_count(p);
     const int size = element_size(p.dtype), rows = 1 << (p.D - 1);
     const double pair = std::max<double>(2.0 * turned.pad * size, 32);
@@ -160,12 +204,22 @@ Plans plans_of(const GridSampleParams& p) {
     double sector = points / 32 * p.C * rows * 1.2 * 32 / kSectors;
     if (p.input_stride[1] == 1) sector *= 1.5 * size / 32;  // one for several channels
     if (sums) turning *= 2.2, sector *= 3;
-    if ((!sums && p.C < 4) || turning > 32 * sector || 32 * sector < (sums ? 500 : 100) ||
-        p.P < 1024)
+    if ((!sums && p.C < 4) || turning > 32 * sector || 32 * sector < (sums ? 500 : 100))
         return plans;
     plans.take = turning < 2 * sector ? Plans::kTurned : Plans::kProbe;
     plans.few = float(turning / sector);
     return plans;
+}
+
+Plans plans_of(const GridSampleParams& p) {
+    Plans plans;
+    plans.plain = plan_of(p, false);
+    if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
+        plans.plain.fixed || p.interpolation == Interpolation::kCubic || !fits_last(p) ||
+        p.P < 1024)
+        return plans;
+    plans.turned = plan_of(p, true);
+    return (p.grad_out ? cheapest_gradients : cheapest_read)(p, plans);
 }
 
 int64_t bytes_of(const Plan& plan) { return plan.copy_bytes + plan.sum_bytes; }
@@ -184,6 +238,19 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < 132 * 1024))
         ++log2;
     return log2;
+}
+
+/// Which of the kernels for few channels at a time fits the layout.
+Narrow narrow_of(const GridSampleParams& p) {
+    if (p.C > 1 && p.input_stride[1] == 1) return Narrow::kLast;
+    return p.size[2] > 1 && p.input_stride[4] == 1 ? Narrow::kPlanar : Narrow::kNot;
+}
+
+/// Shares of the channels: as many as fill the GPU.
+int shares_of(const GridSampleParams& p) {
+    int64_t shares = 1;
+    while (shares < 32 && shares * 4 < p.C && p.B * p.P * shares < 132 * 1024) ++shares;
+    return int(shares);
 }
 
 }  // namespace

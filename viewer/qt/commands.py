@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFileDialog
 from ..core import sources
 from ..core.sources import PHOTOS, VOLUMES
 from .actions import Help
+from .panel import MORE
 
 _SHOWN_FOR = 6000  # milliseconds, of a message in the status bar
 
@@ -52,6 +53,20 @@ class Commands:
         if name:
             self._window.choices.add_library(Path(name))
         self._window.show_choices()
+
+    def want_table(self, title: str) -> None:
+        """Use a colour table by its title, or ask for one."""
+        if title == MORE:
+            self.ask_for_table()
+        else:
+            self._window.choices.use_table(title)
+
+    def want_operator(self, name: str) -> None:
+        """Use an operator by its name, or ask for a folder of operators."""
+        if name == MORE:
+            self.ask_for_library()
+        else:
+            self._window.choices.use_operator(name)
 
     def ask_where_to_save(self) -> None:
         """Ask where to save the picture."""

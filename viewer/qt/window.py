@@ -28,7 +28,7 @@ from .choices import Choices
 from .commands import Commands
 from .memory import keep, restore
 from .opening import Empty, OpeningBar
-from .panel import MORE, Panel
+from .panel import Panel
 from .photo_view import PhotoView
 from .settings import Settings
 from .views import View
@@ -295,26 +295,14 @@ class Window(QMainWindow):
         panel = self.panel
         panel.changed.connect(self.request)
         panel.compared.connect(self.commands.compare)
-        panel.table_wanted.connect(self._want_table)
-        panel.operator_wanted.connect(self._want_operator)
+        panel.table_wanted.connect(self.commands.want_table)
+        panel.operator_wanted.connect(self.commands.want_operator)
         panel.watch_wanted.connect(self.set_watching)
         panel.warp_changed.connect(self.photo.warp_by)
         panel.view_changed.connect(
             lambda: self.volume.set_time(panel.time.value(), panel.mirrored.isChecked())
         )
         self.photo.changed.connect(self._show_warp)
-
-    def _want_table(self, title: str) -> None:
-        if title == MORE:
-            self.commands.ask_for_table()
-        else:
-            self.choices.use_table(title)
-
-    def _want_operator(self, name: str) -> None:
-        if name == MORE:
-            self.commands.ask_for_library()
-        else:
-            self.choices.use_operator(name)
 
     def show_choices(self) -> None:
         """Offer what there is, and show what is in use."""
