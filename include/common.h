@@ -88,14 +88,16 @@ HD inline Half store<Half>(float x) {
     return y;
 #else
     // Adding a power of two whose last bit is the last that a half keeps makes the FPU round; the
-    // two factors first send what is too large to infinity. Without branches, for the vectoriser.
-    const uint32_t bits = bit_copy<uint32_t>(x), magnitude = bits & 0x7fffffff;
-    const uint32_t exponent = bits & 0x7f800000;
+    // two factors first send what is too large to infinity. Without branches, and by comparisons
+    // of signed numbers, for the vectoriser: SSE and AVX have no others.
+    const uint32_t bits = bit_copy<uint32_t>(x);
+    const int32_t magnitude = bits & 0x7fffffff, exponent = bits & 0x7f800000;
     const float limited = (bit_copy<float>(magnitude) * 0x1p112f) * 0x1p-110f;
-    const uint32_t shift = (exponent > 0x38800000 ? exponent : 0x38800000) + 0x07800000;
+    const int32_t shift = (exponent > 0x38800000 ? exponent : 0x38800000) + 0x07800000;
     const uint32_t sum = bit_copy<uint32_t>(bit_copy<float>(shift) + limited);
     const uint32_t rounded = (sum >> 13 & 0x7c00) + (sum & 0xfff);
-    return {uint16_t((magnitude > 0x7f800000 ? 0x7e00 : rounded) | (bits >> 16 & 0x8000))};
+    const uint32_t nan = -uint32_t(magnitude > 0x7f800000);  // all bits, or none
+    return {uint16_t((rounded & ~nan) | (nan & 0x7e00) | (bits >> 16 & 0x8000))};
 #endif
 }
 

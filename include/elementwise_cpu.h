@@ -1,16 +1,31 @@
 // The CPU loop of elementwise operators; see elementwise.h.
 #pragma once
 #include "elementwise.h"
+#include "lanes.h"
 
 namespace elementwise {
 
 constexpr int64_t kRun = 1024;  // elements whose inputs stay in the cache from output to output
+constexpr int64_t kConverted = 256;  // 16-bit elements that are converted at a time
 
 /// `length` elements of output M along the innermost dimension, from the addresses given.
 template <typename T, typename Function, int M, size_t... I>
 void run(const T* const* in, const int64_t* step, T* __restrict out, int64_t out_step,
          int64_t length, std::index_sequence<I...>) {
-    if (out_step == 1 && ((step[I] == 1) && ...))
+    const bool neighbours = out_step == 1 && ((step[I] == 1) && ...);
+    if constexpr (kConverts<T>)
+        if (neighbours && length >= 16) {
+            float number[sizeof...(I)][kConverted], result[kConverted];
+            for (int64_t at = 0; at < length; at += kConverted) {
+                const int64_t count = length - at < kConverted ? length - at : kConverted;
+                (load_run(in[I] + at, count, number[I]), ...);
+                for (int64_t i = 0; i < count; ++i)
+                    result[i] = pick<M>(Function()(number[I][i]...));
+                store_run(result, count, out + at);
+            }
+            return;
+        }
+    if (neighbours)
         for (int64_t i = 0; i < length; ++i)
             out[i] = store<T>(pick<M>(Function()(load(in[I][i])...)));
     else

@@ -11,6 +11,13 @@ std::tuple<Tensor, Tensor> grid_sample_backward(const Tensor& grad_out, const Te
                                                 bool deterministic) {
     GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
     set_grad_out(p, grad_out, input, grid);
+    if (in_float(p, input, need_input)) {
+        const auto [to_input, to_grid] =
+            grid_sample_backward(as_float(grad_out), as_float(input), as_float(grid), interpolation,
+                                 padding, align_corners, need_input, need_grid, deterministic);
+        return {torch::stable::to(to_input, input.scalar_type()),
+                torch::stable::to(to_grid, grid.scalar_type())};
+    }
     p.deterministic = deterministic;
     auto [grad_input, grad_grid] = new_gradients(p, input, grid, need_input, need_grid);
     if (need_input || need_grid) run_gradients(p, input, grad_input, grad_grid);

@@ -66,21 +66,33 @@ void place(const ApplyLut3dParams& p, int64_t begin, int64_t count, Block<Acc<T>
             block.entry[i] += first_entry(p, (begin + i) / p.pixels);
 }
 
-/// Row i of `out` from place i, trilinear: along g and r both corners of b at once.
+/// Row i of `out` from place i, trilinear: along g and r both corners of b at once, where the
+/// machine's registers have room for them.
 template <typename A>
 void blend_trilinear(const A* table, int32_t S, const Block<A>& block, int64_t count, A (*out)[4]) {
     using Four = typename Lanes<A, 4>::type;
-    using Eight = typename Lanes<A, 8>::type;
+    constexpr bool kBoth = 8 * sizeof(A) <= kVector;
+    using V = typename Lanes<A, kBoth ? 8 : 4>::type;
     const int64_t g = 4 * int64_t(S), r = g * S;
     for (int64_t i = 0; i < count; ++i) {
-        const A* at = table + 4 * int64_t(block.entry[i]);
+        const A* const cell = table + 4 * int64_t(block.entry[i]);
         const A x = block.t[0][i], y = block.t[1][i], z = block.t[2][i];
-        const Eight low = (1 - y) * load_lanes<Eight>(at) + y * load_lanes<Eight>(at + g);
-        const Eight high = (1 - y) * load_lanes<Eight>(at + r) + y * load_lanes<Eight>(at + r + g);
-        const Eight both = (1 - x) * low + x * high;
-        Four ends[2];
-        memcpy(ends, &both, sizeof(ends));
-        const Four mean = (1 - z) * ends[0] + z * ends[1];
+        const auto blend = [&](const A* at, V& to) {
+            const V low = (1 - y) * load_lanes<V>(at) + y * load_lanes<V>(at + g);
+            const V high = (1 - y) * load_lanes<V>(at + r) + y * load_lanes<V>(at + r + g);
+            to = (1 - x) * low + x * high;
+        };
+        V first;
+        Four near, far;
+        blend(cell, first);
+        memcpy(&near, &first, sizeof(near));
+        if constexpr (kBoth) {
+            memcpy(&far, reinterpret_cast<const char*>(&first) + sizeof(near), sizeof(far));
+        } else {
+            blend(cell + 4, first);
+            memcpy(&far, &first, sizeof(far));
+        }
+        const Four mean = (1 - z) * near + z * far;
         memcpy(out[i], &mean, sizeof(mean));
     }
 }

@@ -11,9 +11,8 @@
 
 constexpr int64_t kStrip = 512;
 
-/// 64 bytes of A; where the machine's registers are narrower the compiler takes several.
 template <typename A>
-constexpr int kLanes = 64 / sizeof(A);
+constexpr int kLanes = kVector / sizeof(A);
 template <typename A>
 using Vector = typename Lanes<A, kLanes<A>>::type;
 
@@ -111,7 +110,7 @@ void convolve_rows(const Convolve2dParams& p, int64_t begin, int64_t end) {
             for (; at + 4 * L <= width; at += 4 * L) run<4>(p, rows, taps.data(), at, sums + at);
             for (; at < width; at += L) run<1>(p, rows, taps.data(), at, sums + at);
             T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + y * p.out_stride[1] + x;
-            for (int64_t i = 0; i < width; ++i) out[i] = store<T>(sums[i]);
+            store_run(sums, width, out);
         }
     }
 }
