@@ -93,7 +93,7 @@ HD inline Half store<Half>(float x) {
     const uint32_t bits = bit_copy<uint32_t>(x);
     const int32_t magnitude = bits & 0x7fffffff, exponent = bits & 0x7f800000;
     const float limited = (bit_copy<float>(magnitude) * 0x1p112f) * 0x1p-110f;
-    const int32_t shift = (exponent > 0x38800000 ? exponent : 0x38800000) + 0x07800000;
+    const uint32_t shift = uint32_t(exponent > 0x38800000 ? exponent : 0x38800000) + 0x07800000;
     const uint32_t sum = bit_copy<uint32_t>(bit_copy<float>(shift) + limited);
     const uint32_t rounded = (sum >> 13 & 0x7c00) + (sum & 0xfff);
     const uint32_t nan = -uint32_t(magnitude > 0x7f800000);  // all bits, or none
