@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from loader.tests.battery import DTYPES, OperatorTests
+from loader.tests.battery import DTYPES, GPU, OperatorTests
 
 LAYOUTS = {
     "empty": lambda x: x[:0],
@@ -67,7 +67,7 @@ class ElementwiseTests(OperatorTests):
         self.assert_one_rounding(out, expected, 1)
         assert torch.equal(self.form("_fw")(*args), out)
 
-    @pytest.mark.cuda
+    @GPU
     @pytest.mark.parametrize("columns", [1, 3, 7, 9, 64, 129, 1000])
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_large_calls(self, dtype, columns):
