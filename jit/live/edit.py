@@ -74,7 +74,8 @@ class Edit:
         self.compile = [p for p, digest in after.made_of.items() if live.made_of.get(p) != digest]
         self.compile += [p for p in after.gone if p not in after.python]
         self.run = [p for p, found in after.python.items() if live.python[p] != found]
-        left_out = differing(seen.left_out, after.left_out)
+        was, now = ({**v.left_out, **v.made_of} for v in (seen, after))
+        left_out = [p for p in differing(seen.left_out, after.left_out) if was.get(p) != now.get(p)]
         self.new = (
             any(seen.made_of.get(p) != digest for p, digest in after.made_of.items())
             or any(seen.python.get(p, live.python[p]) != s for p, s in after.python.items())
