@@ -173,8 +173,9 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.quick:
         options.cases = min(options.cases, 20)
-    torch.backends.cudnn.allow_tf32 = False  # F.conv2d is to compute what is asked for
     timer, copy = harness.start(options)
+    if timer.device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False  # F.conv2d is to compute what is asked for
     limits = Limits(timer)
     print(limits, flush=True)
     space = importlib.import_module(f"spaces.{options.operator}")

@@ -127,12 +127,12 @@ inline bool suits(const MultilinearParams& p, const Plan& plan, int corners) {
     if (plan.feats.kind == kNone || sizeof(T) == 8) return false;
     const int64_t bytes = p.N * corners * p.F * int64_t(sizeof(T));
     if (p.out) {
-        if (bytes < 1'000'000 && p.F <= 64) return false;
+        if (bytes < 1000000 && p.F <= 64) return false;
         if (sizeof(T) == 4) return dense ? plan.chunks == 1 : p.F > 8 && p.F <= 128;
         return dense || (p.F > 8 && (even || p.F <= 512));
     }
     if (!even || p.F <= (dense ? 8 : 16)) return false;
-    return p.F <= 64 ? bytes >= 32'000'000 : sizeof(T) == 2 && p.F > 1024;
+    return p.F <= 64 ? bytes >= 32000000 : sizeof(T) == 2 && p.F > 1024;
 }
 
 }  // namespace tiles
