@@ -8,11 +8,9 @@ leaves its number in the environment when it runs, so that is seen which edit is
 
 import argparse
 import ctypes
-import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -134,7 +132,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--limit", type=float, default=1.0, help="seconds for a trial")
     parser.add_argument("--results", type=Path)
     options = parser.parse_args(arguments)
-    from harness import ROOT, circumstances, keep
+    from harness import ROOT, circumstances, keep, rows_of
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
@@ -149,16 +147,7 @@ def main(arguments: list[str]) -> None:
             f"{options.limit})))"
         )
         environment = {**os.environ, "LOADER_CACHE_DIR": f"{folder}/cache", "LOADER_BUILD": "eager"}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=copy,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    row = json.loads(done.stdout.splitlines()[-1])
-    print(json.dumps(row, indent=1))
+        (row,) = rows_of(code, str(copy), environment)
     keep("edits", "cpu", circumstances("cpu", ["square"]), [row], options.results)
     if row["mistakes"]:
         sys.exit(f"{len(row['mistakes'])} of {row['count']} edits ended as they should not")
