@@ -23,6 +23,7 @@ from .inputs import headers
 from .levels import CUDA_HEADERS, UMBRELLAS, Level, binding, include_lines
 from .names import Names, macros_of, names_of
 from .precompiled import Precompiled
+from .retry import BINDING
 
 _HERE = "@extra@"  # where the caller's flags for the linker belong
 _BINDING = Path(loader.__path__[0]) / "include" / "inline_binding.h"
@@ -59,7 +60,7 @@ class Compilers:
         text = task.text
         if task.functions is not None:
             bound = binding(task.functions, self._extension, way)
-            text += f'#line 1 "functions.cpp"\n{bound}'
+            text += f'#line 1 "{BINDING}"\n{bound}'
         command = self._command(task, way)
         source = Path(task.source.name).stem
         if task.source.folder:  # sources of one name in two folders have two

@@ -158,7 +158,7 @@ def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> li
     known = ("c10/", "ATen/cuda/", "ATen/Dispatch", "ATen/Parallel", "ATen/core/")
     others = [header for header in others if not header.name.startswith("pybind11/")]
     by_hand = not cuda and _PYBIND.search(code) is not None
-    if _PYTHON_BINDING.search(_PYBIND.sub("", code)) or (by_hand and functions):
+    if _PYTHON_BINDING.search(_PYBIND.sub("", code)):
         return wide
     if any(not name.startswith(known) for name in of_torch):
         return wide
@@ -179,7 +179,9 @@ def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> li
         prelude += "" if cuda else f"#define OCTET_TENSORS\n{own}"
     slim = not any(name.startswith("ATen/") for name in of_torch)
     hidden = (*UMBRELLAS, *(f"ATen/{name}" for name in _HEAVY)) if slim else UMBRELLAS
-    return [Level("bound" if by_hand else "tensor", prelude, hidden, own_binding=functions), *wide]
+    if by_hand:
+        return [Level("bound", prelude, hidden), *wide]
+    return [Level("tensor", prelude, hidden, own_binding=functions), *wide]
 
 
 def binding(functions: dict[str, str], extension: Extension, level: Level) -> str:

@@ -22,7 +22,7 @@ from .halves import LINKED_STUBS, halves
 from .inputs import manifest, quoted_headers
 from .levels import Level, conditions, include_lines, levels
 from .names import Names, names_of
-from .retry import may_need_more
+from .retry import BINDING, may_need_more
 
 _WITHOUT_TORCH = {"plain", "kernels"}
 
@@ -199,6 +199,6 @@ class ExtensionRecipe:
 
         words = cxx.identifiers(cxx.blanked(text))
         try:
-            return may_need_more(said, (task.source.name, "functions.cpp"), words, wide, macros)
+            return may_need_more(said, (task.source.name, BINDING), words, wide, macros)
         except LookupError:
             return True
