@@ -6,6 +6,7 @@ written anew where it differs.
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -176,7 +177,9 @@ class Compilers:
             command = self._toolchain.command("PYTORCH_NVCC")
             if host := os.environ.get("CC"):
                 command += ["-ccbin", host]
-            beside = [f"-I{folder}"]
+            # As the folder of a file that lies there, unless nvcc would take it for two words.
+            plain = not re.search(r"[\s,]", folder)
+            beside = ["-Xcompiler", f"-iquote,{folder}"] if plain else [f"-I{folder}"]
         else:
             line = self._flags.cxx(extension.name, includes, given, extension.with_cuda)
             command, beside = self._toolchain.command("CXX"), ["-iquote", folder]

@@ -221,7 +221,7 @@ def _tensors(code: str, before: str) -> str:
 
 def _torch_namespace(operators: list[str]) -> str:
     """Return what torch/types.h puts into the namespace torch, of it what is used."""
-    types = _read("torch/csrc/api/include/torch/types.h")
+    types = read_header("torch/csrc/api/include/torch/types.h")
     constants = re.findall(r"^constexpr auto k\w+ = [\w:]+;$", types, re.M)
     used = [text for name in operators for text in _factories().get(name, ())]
     return "\n".join(
@@ -242,7 +242,7 @@ def _torch_namespace(operators: list[str]) -> str:
 @cache
 def _factories() -> dict[str, list[str]]:
     """Return the functions of the namespace torch that make tensors and heed `requires_grad`."""
-    text = _read("torch/csrc/autograd/generated/variable_factories.h")
+    text = read_header("torch/csrc/autograd/generated/variable_factories.h")
     found: dict[str, list[str]] = {}
     for match in re.finditer(r"^inline at::Tensor (\w+)\(.*?^\}$", text, re.M | re.S):
         body = match[0]
@@ -262,13 +262,14 @@ def _layout_is_known() -> bool:
         "Exceptions.h": [r"void translate_exception_to_python\(\s*const std::exception_ptr&"],
     }
     return all(
-        re.search(pattern, re.sub(r"//[^\n]*", "", _read(f"torch/csrc/{header}")))
+        re.search(pattern, re.sub(r"//[^\n]*", "", read_header(f"torch/csrc/{header}")))
         for header, patterns in declared.items()
         for pattern in patterns
     )
 
 
-def _read(header: str) -> str:
+def read_header(header: str) -> str:
+    """Return the text of a header of torch's; "" where torch has it not."""
     try:
         return (torch_include() / header).read_text(errors="replace")
     except OSError:
