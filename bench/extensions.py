@@ -222,19 +222,23 @@ def table(record: dict) -> str:
 def main(given=None) -> None:
     """Take calls down, draw, build, keep."""
     options = harness.parser("extensions", 1, "no files of torch's, and ten of ours")
-    options.add_argument("folders", type=Path, nargs="+")
+    options.add_argument("folders", type=Path, nargs="*", help="or COLLECTIONS, parted by colons")
     options.add_argument("--files", type=int, default=300, help="how many loader builds")
     options.add_argument("--theirs", type=int, default=60, help="how many torch builds too")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--limit", type=int, default=900, help="seconds for one build")
     options.add_argument("--cache", type=Path, help="folder to build in, kept afterwards")
-    options = options.parse_args(given)
+    parser, options = options, options.parse_args(given)
+    named = os.environ.get("COLLECTIONS", "").split(os.pathsep)
+    options.folders = options.folders or [Path(folder) for folder in named if folder]
+    if not options.folders:
+        parser.error("name folders with files that call load_inline, or set COLLECTIONS")
     if options.quick:
         options.files, options.theirs = 10, 0
     options.device, options.begun = "cpu", time.perf_counter()  # nothing of it runs on a GPU
     if missing := {name: value for name, value in SETTINGS.items() if name not in os.environ}:
         command = [sys.executable, "-m", "loader", "bench", "extensions", *given]
-        os.execve(command[0], command, os.environ | missing)  # loader reads them on import
+        os.execve(sys.executable, command, os.environ | missing)  # loader reads them on import
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     found = [collected(folder.resolve()) for folder in options.folders]
     unique = {key_of(each["call"]): each for _, calls in found for each in calls}
