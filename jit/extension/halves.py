@@ -11,10 +11,11 @@ import re
 from dataclasses import dataclass
 
 from ..errors import cxx
+from .cuda_headers import C10_TYPES, is_known, light_headers, restrict_traits
 from .inputs import Find
 from .items import NotUnderstood, items, unnamed
 from .levels import CUDA_HEADERS, include_lines, standard_headers
-from .pieces import C10_TYPES, Pieces, is_known, light_headers, pieces, restrict_traits
+from .pieces import Pieces, pieces
 
 _CUDA_HEADERS = include_lines(CUDA_HEADERS)
 # The templates are what cuda_runtime.h has for nvcc alone.
