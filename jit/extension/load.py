@@ -199,7 +199,8 @@ def _opened(extension: Extension, library: Path, digest: str) -> ModuleType | st
             if module.__file__ == str(library):
                 break
         file_loader.exec_module(module)
-        module.__name__, _versions[extension.name] = extension.name, version + 1
+        module.__name__ = module.__name__.removeprefix(f"v{version}.")
+        _versions[extension.name] = version + 1
         spec.name = extension.name
         _loaded[digest] = module
     return _loaded[digest]
