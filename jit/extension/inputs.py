@@ -8,11 +8,9 @@ from pathlib import Path
 
 import torch
 
-import loader
-
 from ..cache.key import FORMAT
 from ..machine import toolchain as tools
-from ..machine.sources import Sources
+from ..machine.sources import HOME, Sources
 from .arguments import Extension
 
 
@@ -50,5 +48,5 @@ def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in texts:
         found |= sources.closure(path)
-    binding = os.path.join(loader.__path__[0], "include", "inline_binding.h")
+    binding = str(HOME / "include" / "inline_binding.h")
     return dict(sorted(found.items())) | {"inline_binding.h": sources.closure(binding)[binding]}
