@@ -47,6 +47,7 @@ class ExtensionRecipe:
         self.label = extension.name
         self._extension, self._toolchain = extension, toolchain
         self._narrow = narrow
+        self._tried: list[dict] = []
 
     def inputs(self) -> dict:
         """Return the manifest of sources, headers, flags and tools as they are now."""
@@ -67,7 +68,8 @@ class ExtensionRecipe:
                 if version
                 else "this torch is for the CPU only"
             )
-            raise BuildError(f"{name}: CUDA sources need nvcc: {cure}", name)
+            text = f"{name}: CUDA sources need nvcc: {cure}"
+            raise BuildError(text, name, kind="missing_compiler")
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
         """Compile what is not there yet and link the library or program."""
@@ -90,7 +92,7 @@ class ExtensionRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors at the caller's lines, and where the whole output lies."""
-        return could_not_be_built(self._extension, output, workshop)
+        return could_not_be_built(self._extension, output, workshop, self._tried)
 
     def _parts(self, numbered: tuple[int, Source]) -> list[Part] | CompileError:
         """Return the objects of a source, or the error that it ends with."""
@@ -152,6 +154,8 @@ class ExtensionRecipe:
             if way is not ways[-1] and not self._same_conditions(task, way):
                 continue
             done, said = self._compilers.compile(task, way)
+            tried = {"source": task.source.name, "way": f"{label}{way.name}", "ok": bool(done)}
+            self._tried.append(tried)
             if done:
                 return Part(done, f"{label}{way.name}")
             if (way is ways[-1] and not task.beside) or not self._may_need_more(task, way, said):
