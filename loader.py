@@ -168,5 +168,9 @@ class _Namespace(torch._ops._OpNamespace):
 if not _again:
     torch.ops.octet = _Namespace("octet")
 
+    if _settings.value("LOADER_ERRORS") == "json":
+        from loader.jit.machine.told import print_as_json as _print_as_json
+
+        _print_as_json()
     _session.start()
     _session.receipt.total = (_now() - _begun) * 1e3

@@ -176,7 +176,8 @@ def _built(
     job = batch.build(recipe, store, Quiet())
     library = _held(recipe, store, job.inputs)
     if library is None:
-        raise BuildError(f"{recipe.label}: its build was removed at once; try again", recipe.label)
+        text = f"{recipe.label}: its build was removed at once; try again"
+        raise BuildError(text, recipe.label, kind="damaged")
     if not extension.keep_intermediates:  # they only make the next edit quicker
         shutil.rmtree(engine.work_folder(recipe, store, job.inputs), ignore_errors=True)
     return library, job.inputs

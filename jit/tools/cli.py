@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..build.steps import Steps
-from ..machine import settings
+from ..machine import settings, told
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NO_BENCH = {"harness", "everything", "compare"}
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return options.run(options) or 0
     except (RuntimeError, ValueError) as error:
-        print(f"loader: {error}", file=sys.stderr)
+        told.tell(error)
     except KeyboardInterrupt:
         kept = _KEPT.get(options.command, "nothing of it is left over")
         print(f"\nloader: {options.command}: interrupted; {kept}", file=sys.stderr)
