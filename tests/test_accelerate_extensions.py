@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import threading
 from types import FunctionType
@@ -413,3 +414,35 @@ def test_paths_count_from_where_torchs_compilers_run(tmp_path):
     inputs = objects.ObjectRecipe("m", str(source), command, tools, {}).inputs()
     assert {*inputs["files"]} == {str(source), forced, f"{there}/other.h"}
     assert (object_, "once" in inputs) == ("/t/a.o", False)
+
+
+def test_commands_are_those_that_torch_writes_for_ninja(tmp_path, monkeypatch):
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "_run_ninja_build", lambda *asked, **_: None)
+    monkeypatch.setattr(cpp_extension, "verify_ninja_availability", lambda: None)
+    monkeypatch.setenv("PYTORCH_NVCC", sys.executable)
+    sources = [str(tmp_path / "a b.cpp"), str(tmp_path / "k.cu")]
+    asked = ASKED | {
+        "sources": sources, "objects": [f"{source}.o" for source in sources], "with_cuda": True,
+        "build_directory": str(tmp_path), "cflags": ["-Wall", "'-DNAME=\"x y\"'", " -c"],
+        "cuda_cflags": ["-DA", "-c"], "cuda_post_cflags": ["--compiler-options", "''\"'\"'-fPIC'\"'\"''"],
+    }  # fmt: skip
+    cpp_extension._write_ninja_file_and_compile_objects(**asked)
+    lines = (tmp_path / "build.ninja").read_text().splitlines()
+    given = dict(line.split(" = ", 1) for line in lines if " = " in line and line[0] != " ")
+    words = {name: shlex.split(text) for name, text in given.items()}
+    expected = {
+        f"{sources[0]}.o": ["cxx", "cflags", sources[0], "post_cflags"],
+        f"{sources[1]}.o": ["nvcc", "cuda_cflags", sources[1], "cuda_post_cflags"],
+    }
+    for made, (source, command) in objects.order(asked).commands.items():
+        tool, before, file, after = expected[made]
+        assert source == file
+        assert command == [*words[tool], *words[before], "-c", file, *words[after]]
+
+
+def test_an_unknown_torch_is_left_alone():
+    asked = {name: value for name, value in ASKED.items() if name != "cuda_cflags"}
+    with pytest.raises(ValueError, match="this torch has other names for cuda_cflags"):
+        objects.order(asked)

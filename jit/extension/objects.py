@@ -39,6 +39,8 @@ _UNSEEN = re.compile(
     r"@|-specs=|-fplugin|-f(?:profile-use|auto-profile)|-fsanitize-\w+list=|-include-pch|-optf"
     r"|--(?:options-file|pre-include|include-path|system-include)|.*[=,]-(?:I|i[sqnd])"
 )
+_NAMES = {"sources", "objects", "build_directory", "with_cuda"}
+_NAMES |= {"cflags", "post_cflags", "cuda_cflags", "cuda_post_cflags"}
 _LEFT = {
     "with_sycl": "SYCL",
     "sycl_dlink_post_cflags": "SYCL",
@@ -58,6 +60,8 @@ def order(asked: dict[str, Any]) -> Order:
 
     Raises: ValueError with the reason where loader would not do quite what torch does.
     """
+    if unknown := _NAMES - asked.keys():
+        raise ValueError(f"this torch has other names for {', '.join(sorted(unknown))}")
     for argument, what in _LEFT.items():
         if asked.get(argument):
             raise ValueError(f"{what} is not built by loader")
@@ -71,6 +75,8 @@ def order(asked: dict[str, Any]) -> Order:
     commands = {}
     for source, made in zip(map(os.path.abspath, asked["sources"]), asked["objects"], strict=True):
         cuda = "cuda_" if source.endswith((".cu", ".cuh")) and asked["with_cuda"] else ""
+        if cuda and toolchain.nvcc is None:
+            raise ValueError("there is no nvcc")
         compiler = toolchain.command("PYTORCH_NVCC" if cuda else "CXX")
         before, after = words[f"{cuda}cflags"], words[f"{cuda}post_cflags"]
         commands[os.path.join(place, made)] = source, [*compiler, *before, "-c", source, *after]
