@@ -27,9 +27,9 @@ REACHING = MODULE % '#include "twice.h"'
 TWICE = '#include "twice.h"\nint twice(int x) { return BY * x; }\n'
 # `INIT` is PyInit_ and the module's name.
 CALLS = """
-import contextlib, ctypes, io, json, os, subprocess, sys, torch, loader
+import contextlib, ctypes, io, json, os, subprocess, sys, torch, loader, torch.utils.cpp_extension
 os.environ["TORCH_EXTENSIONS_DIR"] = os.path.abspath("torchs")
-from torch.utils.cpp_extension import load, load_inline   # before it begins
+from torch.utils.cpp_extension import load as files, load_inline   # before it begins
 
 def facts(made, folder=None):
     found = {"type": type(made).__name__}
@@ -57,16 +57,20 @@ def calls():
     os.makedirs("kept", exist_ok=True)
     flags = ["-DFACTOR=1", "-DINIT=PyInit_files", "-DBY=4"]
     with contextlib.redirect_stdout(io.StringIO()):
-        made = load(name="files", sources=["module.cpp", "twice.cpp"], extra_cflags=flags, verbose=True,
+        made = files(name="files", sources=["module.cpp", "twice.cpp"], extra_cflags=flags, verbose=True,
             extra_include_paths=["include"], build_directory="kept", keep_intermediates=False)
     yield facts(made, "kept")
-    made = load("library", "library.cpp", is_python_module=False)
+    made = files("library", "library.cpp", is_python_module=False)
     yield facts(made) | {"five": ctypes.CDLL(made).five()}
-    made = load("program", ["program.cpp"], is_python_module=False, is_standalone=True)
+    made = files("program", ["program.cpp"], is_python_module=False, is_standalone=True)
     yield facts(made) | {"five": subprocess.run([made]).returncode}
-    made = load("no-identifier", "other.cpp", is_python_module=False)   # which loader leaves to torch
+    made = files("no-identifier", "other.cpp", is_python_module=False)   # which loader leaves to torch
     yield facts(made) | {"six": ctypes.CDLL(made).six()}
-    yield raised(load, "program", ["program.cpp"], is_standalone=True)
+    jit = torch.utils.cpp_extension._jit_compile   # as gsplat calls it
+    made = jit("library", ["library.cpp"], None, None, None, None, None, "kept", False, None, None,
+        is_python_module=False, is_standalone=False)
+    yield facts(made) | {"five": ctypes.CDLL(made).five()}
+    yield raised(files, "program", ["program.cpp"], is_standalone=True)
     yield raised(load_inline, "strings", "", functions=5)[0]
 """
 
