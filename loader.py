@@ -60,6 +60,7 @@ if not _again:
 
 # Public names that few processes use, and the module below `loader` that has each, or is it.
 _ELSEWHERE = {
+    "MendWarning": "jit.extension.mending",
     "Library": "jit.operators.library",
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",

@@ -11,6 +11,7 @@ import torch
 import loader
 
 from ..cache.key import FORMAT
+from ..machine import settings
 from ..machine import toolchain as tools
 from ..machine.sources import Sources
 from .arguments import Extension
@@ -38,6 +39,8 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
         "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
         "asked": asked,
     }
+    if settings.value("LOADER_MENDS") == "off":
+        facts["mends"] = "off"
     return json.loads(json.dumps(facts))
 
 
