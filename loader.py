@@ -62,6 +62,7 @@ if not _again:
 _ELSEWHERE = {
     "MendWarning": "jit.extension.mending",
     "Library": "jit.operators.library",
+    "accelerate_extensions": "jit.extension.torchs",
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",
     "nn": "nn",

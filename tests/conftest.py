@@ -139,7 +139,10 @@ def put_bytecode(folder: Path) -> None:
     """Compile what checkouts copy, unless another worker does: each process in one would else."""
     draft = folder.with_name(".bytecode")
     with contextlib.suppress(FileExistsError):
-        draft.mkdir()
+        draft.mkdir()  # there for as long as somebody is at it; from then on `folder` is
+        if folder.exists():
+            draft.rmdir()
+            return
         for file in (*ROOT.glob("*.py"), *(f for r in ROOMS for f in (ROOT / r).rglob("*.py"))):
             path = file.relative_to(ROOT)
             made = draft / path.parent / "__pycache__" / f"{file.stem}.{TAG}.pyc"

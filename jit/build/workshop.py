@@ -105,13 +105,13 @@ class Workshop:
         self._forget_old({each.path for each in made})
         return made
 
-    def link(self, command: list[str], name: str) -> Path:
-        """Run a linker (`command` lacks `-o`); the product, which the caller removes."""
+    def link(self, command: list[str], name: str, stage: str = "link") -> Path:
+        """Run a linker or compiler (`command` lacks `-o`); the caller removes its product."""
         draft = self._draft(name)
-        status, said = self.run([*command, "-o", draft.name], "link")
+        status, said = self.run([*command, "-o", draft.name], stage)
         if status:
             draft.unlink(missing_ok=True)
-            raise CompileError(said or f"the linker ended with status {status}")
+            raise CompileError(said or f"{command[0]} ended with status {status}")
         return draft
 
     def run(
