@@ -76,13 +76,6 @@ TEXTS = {
         "a.cu:1:167: error: ‘class at::Tensor’ has no member named ‘is_variable’\n",
         "if (!true) fail();",
     ),
-    "`at::cat({a, b})`, `at::stack({a, b})` for nvcc": (
-        "auto X = at::cat({old_h, input}, /*dim=*/1);",
-        'a.cu(1): error: no instance of overloaded function "at::cat" matches the argument list\n'
-        "            argument types are: ({...}, int)\n"
-        "    auto X = at::cat({old_h, input}, 1);\n             ^\n",
-        "auto X = at::cat(std::vector<at::Tensor>{old_h, input}, /*dim=*/1);",
-    ),
     "`AT_CHECK`": (
         'AT_CHECK(ok, "AT_CHECK failed");',
         absent("AT_CHECK"),

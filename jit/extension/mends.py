@@ -233,12 +233,6 @@ MENDS = (
         absent("is_variable"),
         swap(r"\b\w+(?:\.|->)is_variable\s*\(\s*\)", "true"),
     ),
-    Mend(
-        "`at::cat({a, b})`, `at::stack({a, b})` for nvcc",
-        "`at::cat(std::vector<at::Tensor>{a, b})`",
-        r"no instance of overloaded function \"(?:at|torch)::(?:cat|stack)\".*\(\{",
-        swap(r"\b((?:at|torch)::(?:cat|stack)\s*\(\s*)(?=\{)", r"\1std::vector<at::Tensor>"),
-    ),
     _renamed("AT_CHECK", "TORCH_CHECK"),
     Mend(
         "`PYBIND11_MODULE` without its header",
