@@ -66,6 +66,7 @@ _ELSEWHERE = {
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",
     "nn": "nn",
+    "operator": "jit.operators.define",
     "reload": "jit.live.reload",
     "revert": "jit.live.reload",
     "source_module": "jit.source.module",
