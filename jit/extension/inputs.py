@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..cache.key import FORMAT
+from ..machine import settings
 from ..machine import toolchain as tools
 from ..machine.sources import HOME, Sources
 from .arguments import Extension, Source
@@ -37,6 +38,8 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
         "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
         "asked": asked,
     }
+    if settings.value("LOADER_MENDS") == "off":
+        facts["mends"] = "off"
     return json.loads(json.dumps(facts))
 
 
