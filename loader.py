@@ -61,6 +61,7 @@ if not _again:
 # Public names that few processes use, and the module below `loader` that has each, or is it.
 _ELSEWHERE = {
     "Library": "jit.operators.library",
+    "judge": "jit.judge.judge",
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",
     "nn": "nn",
