@@ -90,7 +90,7 @@ def _keeper(
             os.close(reading)
             _limits(limits)
             own = (prison.folder, *prison.writable, *_PLAIN_DEVICES)
-            done: dict = {"landlock": landlock.restrict(prison.readable, own)}
+            done: dict = {"landlock": landlock.restrict(prison.readable, own, ["/dev"])}
             done["landlock version"] = landlock.version()
             done["seccomp"] = _works(
                 lambda: seccomp.forbid(prison.unix_sockets, prison.files_in_memory)

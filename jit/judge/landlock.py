@@ -37,9 +37,12 @@ def version() -> int:
     return 0
 
 
-def restrict(readable: Iterable[str], writable: Iterable[str]) -> list[str]:
+def restrict(
+    readable: Iterable[str], writable: Iterable[str], listable: Iterable[str] = ()
+) -> list[str]:
     """Confine this process and all its children to these files and folders.
 
+    Of what is only `listable` the names may be read.
     It can no longer trace processes outside either. Returns: what is in force, in words; empty
     without Landlock. Raises: OSError where the kernel refuses.
     """
@@ -53,7 +56,8 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> list[str]:
     size = 24 if found >= 6 else 16 if found >= 4 else 8
     ruleset = call("landlock_create_ruleset", ctypes.byref(rules), size, 0)
     try:
-        for paths, allowed in ((readable, _READ), (writable, rights)):
+        given = (readable, _READ), (writable, rights), (listable, _READ_DIR)
+        for paths, allowed in given:
             for path in paths:
                 _allow(ruleset, path, allowed & rights)
         no_new_privileges()
