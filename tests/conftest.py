@@ -41,7 +41,16 @@ LONGEST = (
 # Tests for one worker: they share what takes seconds to make.
 TOGETHER = (
     *("inline", "interrupted_edits::(?!test_operators_in|test_what_is_built|test_the_first)"),
-    *("docs", "new", "install", "library", "operator_rows", "source_arguments", "source_builds"),
+    *(
+        "docs",
+        "judge",
+        "new",
+        "install",
+        "library",
+        "operator_rows",
+        "source_arguments",
+        "source_builds",
+    ),
     "three_ways::test_(?!trap_(?!before|the_source|two_builds)|a_|the_builds_with|the_cpp)",
     *("three_ways::test_the_cpp", "build::test_a_damaged", "reload::(?!test_random)"),
     *("trial::test_a_(wrong|harmless|difference)", "key::test_(differing|the_random)"),
@@ -139,7 +148,10 @@ def put_bytecode(folder: Path) -> None:
     """Compile what checkouts copy, unless another worker does: each process in one would else."""
     draft = folder.with_name(".bytecode")
     with contextlib.suppress(FileExistsError):
-        draft.mkdir()
+        draft.mkdir()  # there for as long as somebody is at it; from then on `folder` is
+        if folder.exists():
+            draft.rmdir()
+            return
         for file in (*ROOT.glob("*.py"), *(f for r in ROOMS for f in (ROOT / r).rglob("*.py"))):
             path = file.relative_to(ROOT)
             made = draft / path.parent / "__pycache__" / f"{file.stem}.{TAG}.pyc"

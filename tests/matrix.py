@@ -83,7 +83,7 @@ def digest() -> str:
 
 
 def tests(python: Path, version: str, fast: bool, workers: int) -> dict:
-    """Run the suite; counts, and the names of what failed."""
+    """Run the suite; counts, and what failed, with its message."""
     report = HERE / f"{version}.xml"
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-q", "-n", str(workers)]
@@ -98,9 +98,9 @@ def tests(python: Path, version: str, fast: bool, workers: int) -> dict:
     suite = next(xml.etree.ElementTree.parse(report).iter("testsuite"))
     count = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
-        f"{case.get('classname')}::{case.get('name')}"
+        f"{case.get('classname')}::{case.get('name')} {bad.tag}: {bad.get('message')}"[:500]
         for case in suite.iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
+        for bad in (*case.iter("failure"), *case.iter("error"))
     ]
     bad = count["failures"] + count["errors"]
     passed = count["tests"] - bad - count["skipped"]
@@ -157,8 +157,8 @@ def main() -> None:
         counts = row["passed"], len(row["failed"]), row["skipped"], row["minutes"], row["served"]
         print(f"| {row['torch']} | " + " | ".join(map(str, counts)) + " |")
     for row in found:
-        for name in row["failed"]:
-            print(f"torch {row['torch']}: {name} failed")
+        for failure in row["failed"][:20]:  # what failed last says the least
+            print(f"torch {row['torch']}: {failure}")
     sys.exit(any(row["failed"] or not row["served"] for row in found))
 
 

@@ -145,7 +145,15 @@ def test_words():
     assert cxx.literal('a"\\\n??=') == '"a\\"\\\\\\n?\\?="'
 
 
-@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt on PATH")
-def test_symbols_are_spelt_as_in_the_source():
-    assert cxx.demangled("undefined symbol: _Z1fi") == "undefined symbol: f(int)"
-    assert cxx.demangled("plain") == "plain"
+@pytest.mark.parametrize(
+    ("said", "spelt"),
+    [
+        ("undefined symbol: _Z1fi", "undefined symbol: f(int)"),
+        ("'_ZN1n1gERKSt6vectorIiSaIiEE.cold'",
+         "'n::g(std::vector<int, std::allocator<int> > const&) [clone .cold]'"),
+        ("a.o: `_ZTV1A' and _Z1fv@@LIB_1, _Zq, my_Z1fi", "a.o: `vtable for A' and f()@@LIB_1, _Zq, my_Z1fi"),
+        ("plain", "plain"),
+    ],
+)  # fmt: skip
+def test_symbols_are_spelt_as_in_the_source(said, spelt):
+    assert cxx.demangled(said) == spelt

@@ -371,8 +371,6 @@ def test_a_missing_library_and_an_object_without_pic_get_their_cure(checkout, li
     ],
 )  # fmt: skip
 def test_what_linkers_say_is_told_without_a_checkout_too(text, expected):
-    if shutil.which("c++filt") is None:
-        pytest.skip("no c++filt on PATH")
     text = f"[2/2] c++ a.o\n{text}\ncollect2: error: ld returned 1 exit status"
     assert explain_failure(text, "/nowhere").startswith(expected)
 

@@ -19,7 +19,6 @@ from loader.jit.errors import cxx
 from loader.jit.extension import flags, levels, retry
 from loader.jit.extension.arguments import Extension, Source
 from loader.jit.extension.compilers import Compilers, Task
-from loader.jit.extension.halves import halves
 from loader.jit.extension.names import Names, names_of
 from loader.jit.extension.precompiled import Precompiled
 
@@ -447,32 +446,11 @@ def test_headers_go_by_what_the_source_uses():
     assert names("torch::Tensor f();") == ["tensor", "torch", "full"]
     bound = "int f();\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}"
     assert names(bound, functions=False) == ["pybind", "torch", "full"]
-    assert names("at::Tensor g(); " + bound, functions=False) == ["torch", "full"]
+    assert names("at::Tensor g(); " + bound, functions=False) == ["bound", "torch", "full"]
+    assert names("at::Tensor g(); TORCH_LIBRARY(a, m) {}", functions=False) == ["torch", "full"]
     assert names("torch::nn::Linear f();") == ["full"]
     assert names("#ifdef TORCH_VERSION_MAJOR\nint f();\n#endif") == ["full"]
     assert names("int f();", implicit=False) == ["full"]
-
-
-def test_a_cuda_source_is_split_only_where_that_is_safe():
-    split = halves(SQUARE, "x.cu")
-    assert "torch" not in split.device and "__global__" in split.device
-    assert "__global__" not in split.host and "<<<" not in split.host
-    assert "octet_configure(number_of_blocks, threads_per_block)" in split.host
-    for unsafe in (
-        "template <> __global__ void k<int>(int);\n" + SQUARE,
-        "struct S { int a; } shared_once;\n" + SQUARE,
-        "__constant__ float taps[9];\n"
-        + SQUARE.replace("return result;", "use(taps); return result;"),
-        SQUARE.replace("__global__ void", "static __global__ void"),
-        "namespace n {" + SQUARE + "}",
-        "int counter = 0;\n" + SQUARE,
-        "#ifdef X\n#endif\n" + SQUARE,
-        '#include "mine.h"\n' + SQUARE,
-        SQUARE.replace("const float* matrix,", "torch::PackedTensorAccessor32<float, 2> matrix,"),
-        SQUARE.replace("square_matrix_kernel<<<", "auto k = 1, square_matrix_kernel<<<"),
-        SQUARE.replace("int row", "__shared__ at::Half row; int"),
-    ):
-        assert halves(unsafe, "x.cu") is None, unsafe
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
@@ -533,24 +511,6 @@ for dtype in (torch.float32, torch.float64):
     torch.testing.assert_close(m.sq(x), x * x)
 '''
     passes(shared, code, CUDA_VISIBLE_DEVICES=None)
-
-
-def test_a_template_kernel_gets_the_instances_that_the_host_asks_for():
-    split = halves(TEMPLATE, "x.cu")
-    assert "template <typename T> void k(const T* x, T* y, int n);" in split.host
-    assert "!octet_configure(1, 256) ? (void)0 : k<scalar_t>(" in split.host
-    asked = [
-        "void k<float>(float const*, float*, int)",
-        "void k<c10::Half>(c10::Half const*)",
-        "f()",
-    ]
-    whole = split.with_instances(asked)
-    assert (
-        f"template __global__ {asked[0]};" in whole and "f()" not in whole.partition("instances")[2]
-    )
-    assert "#include <c10/util/Half.h>" in whole
-    for odd in ("void k<main::{lambda(int)#1}>(int)", "void k<at::Tensor>(at::Tensor)"):
-        assert split.with_instances([odd]) is None
 
 
 TEMPLATE = """
@@ -813,7 +773,8 @@ def test_a_damaged_precompiled_header_is_not_trusted(tmp_path):
     (tmp_path / "work").mkdir()
     with Workshop(tmp_path / "work" / "unit") as shop:
         (shop.folder / "x.cpp").write_text("Known known;\n")
-        header = Precompiled(shop, ["c++", "-std=c++17"], ["c++"], "struct Known {};\n")
+        work = shop.folder.parent
+        header = Precompiled(work, ["c++", "-std=c++17"], ["c++"], "struct Known {};\n")
 
         ran = []
 
@@ -821,14 +782,17 @@ def test_a_damaged_precompiled_header_is_not_trusted(tmp_path):
             ran.append(shop.run(["c++", "-std=c++17", *use, "-fsyntax-only", "x.cpp"]))
             return None, ran[-1][1]
 
+        assert header.used(compile) is None and not ran  # it is not waited for
+        header.make()
         assert header.used(compile) == (None, "") and ran == [(0, "")]
         (made,) = (tmp_path / "work").glob("inline.headers-*/torch.h.gch")
         stat, content = made.stat(), bytearray(made.read_bytes())
         content[len(content) // 2] ^= 1
         made.write_bytes(content)
         os.utime(made, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        assert header.used(compile) == (None, "")
-        assert len(ran) == 3 and ran[-1] == (0, "")  # thrown away, and compiled once more
+        assert header.used(compile) is None and not made.exists()
+        header.make()
+        assert header.used(compile) == (None, "") and ran[-1] == (0, "")
 
 
 @pytest.mark.parametrize("standalone", [False, True])

@@ -78,6 +78,7 @@ def test_an_extension_that_does_not_compile(files):
     verdict = loader.judge(files / "broken.py", files / "ref.py", timed=False)
     assert verdict.failed == ["loads"]
     assert "summ" in verdict.check("loads")["text"]
+    assert verdict.data["build"]["messages"][0]["line"]
 
 
 def test_two_functions(files):

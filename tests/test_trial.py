@@ -30,7 +30,7 @@ def living(folder, unit: str, **changes) -> Living:
 
 
 def let_in_comments(process: Living, unit: str, suffixes: tuple[str, ...]) -> set[str]:
-    """Append a comment to each source of an operator, to all headers at once; the files edited."""
+    """Append a comment to an operator's headers, then to its sources; the files edited."""
     root = process.checkout.root
     process("from loader.jit.live.reload import reloader; reloader.stand_by()")
     process("print(loader.reload())")
@@ -41,7 +41,8 @@ def let_in_comments(process: Living, unit: str, suffixes: tuple[str, ...]) -> se
     headers = [path for path in made_of if path.endswith((".h", ".cuh"))]
     sources = [path for path in made_of if path.endswith(suffixes)]
     assert headers and sources
-    groups = [headers, *([path] for path in sources)]
+    alone = unit == "bilinear_interpolation"  # of one operator each source by itself
+    groups = [headers, *([path] for path in sources if alone), *([] if alone else [sources])]
     if ".cpp" in suffixes:
         groups += [[f"ops/{unit}.py"]]
     for group in groups:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import warm
-from conftest import ended, start_python
+from conftest import ended, put_bytecode, start_python
 
 CODES = {  # run as they are in a child, without an import in the new process, which is quicker
     "output": "import sys, os; print(sys.argv, sys.path, os.getcwd(), __name__, *dir())\n"
@@ -59,3 +59,10 @@ def test_the_number_of_threads_is_taken_over(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "3"}
     process = start_python(code, tmp_path, environment)
     assert isinstance(process, warm.WarmProcess) and ended(process).stdout == "3\n"
+
+
+def test_a_late_worker_finds_what_another_has_compiled(tmp_path):
+    (tmp_path / "bytecode").mkdir()
+    (tmp_path / "bytecode/of_another").touch()
+    put_bytecode(tmp_path / "bytecode")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["bytecode", "of_another"]

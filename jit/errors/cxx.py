@@ -4,9 +4,8 @@ Every function that blanks keeps the length of the text and its line breaks, so 
 in what is left is a place in the source.
 """
 
-import contextlib
+import ctypes
 import re
-import subprocess
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -109,10 +108,23 @@ def literal(text: str) -> str:
 
 
 def demangled(text: str) -> str:
-    """Return `text` with its symbols as C++ spells them, where c++filt is there to tell."""
-    if "_Z" in text:
-        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            return subprocess.check_output(
-                ["c++filt"], input=text, text=True, timeout=5, stderr=subprocess.DEVNULL
-            )
-    return text
+    """Return `text` with its symbols as C++ spells them, where there is a libstdc++ to tell."""
+    if "_Z" not in text:
+        return text
+    try:
+        demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+    except (OSError, AttributeError):
+        return text
+    demangle.restype = ctypes.c_void_p
+
+    def spelt(match: re.Match) -> str:
+        status = ctypes.c_int()
+        told = demangle(match[0].encode(), None, None, ctypes.byref(status))
+        if not told:
+            return match[0]
+        try:
+            return ctypes.string_at(told).decode(errors="replace")
+        finally:
+            ctypes.CDLL(None).free(ctypes.c_void_p(told))
+
+    return re.sub(r"(?<![\w$.])_Z[\w$.]+", spelt, text)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-import loader
-
 from ..build import flags
 from ..build.workshop import Compile, CompileError, Workshop
 from ..errors import cxx
 from ..machine import files
+from ..machine.sources import HOME
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
 from .flags import argv
@@ -25,7 +24,7 @@ from .names import Names, macros_of, names_of
 from .precompiled import Precompiled
 
 _HERE = "@extra@"  # where the caller's flags for the linker belong
-_BINDING = Path(loader.__path__[0]) / "include" / "inline_binding.h"
+_BINDING = HOME / "include" / "inline_binding.h"
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Task:
     given: list[str]  # the caller's flags for this compiler
     text: str
     functions: dict[str, str] | None = None  # to bind behind the text
-    beside: str = ""  # the other half, whose names the whole source has too; none for a whole one
+    beside: str | None = None  # the other half, whose names the whole has too; of a whole None
 
     @property
     def bracketed(self) -> list[str]:
@@ -69,6 +68,7 @@ class Compilers:
             header = self._precompiled(way, task.given)
             if found := header.used(lambda use: self._compile([*command, *use], text, name)):
                 return found
+            header.make_behind()  # for the next one
         if way.is_torchs_own:
             text = way.prelude + text
         return self._compile([*command, *self._before(way)], text, name)
@@ -106,13 +106,14 @@ class Compilers:
 
         Raises: LookupError where the preprocessor cannot tell.
         """
-        if task.beside:  # nvcc would see the whole
+        if task.beside is not None:  # nvcc would see the whole
             task = replace(task, cuda=True, given=argv(self._extension.cuda_cflags))
         lines = ["torch/types.h", *CUDA_HEADERS] if task.cuda else []
         lines += ["torch/extension.h", "math.h"]
         lines += [name for name in task.bracketed if name not in UMBRELLAS]
         text = include_lines(lines)
         command = self._command(replace(task, source=self._extension.sources[0]), Level("full", ""))
+        command = [word for word in command if not _of_module(word)]  # the same for all extensions
         made_of = [self._toolchain.identity, command, text]
         place = self._work / f"inline.names-{_digest(repr(made_of))}.json"
         if kept := files.read_record(place):
@@ -213,7 +214,7 @@ class Compilers:
         line = self._flags.cxx("", [], kept, False)
         made_by = [*self._toolchain.command("CXX"), *(w for w in line if "_NAME=" not in w)]
         facts = [self._toolchain.cxx, self._toolchain.torch]
-        return Precompiled(self._shop, made_by, facts, way.prelude)
+        return Precompiled(self._work, made_by, facts, way.prelude)
 
 
 def _of_torch(word: str) -> bool:

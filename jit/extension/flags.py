@@ -12,6 +12,7 @@ _WITH_VALUE |= {"--gpu-architecture", "--ptxas-options", "-maxrregcount", "--max
 _DEVICE_ONLY = re.compile(
     r"-?-(?:use_fast_math|lineinfo|generate-line-info|expt-\w[\w-]*|extended-lambda|fmad=.*|ftz=.*"
     r"|prec-\w+=.*|maxrregcount=.*|res-usage|resource-usage|threads=.*|t=?\d+|split-compile=.*"
+    r"|l[\w-]+|restrict|extra-device-vectorization|Wno-deprecated-gpu-targets|Xptxas=.*|Xcudafe=.*"
     r"|ptxas-options=.*|diag-suppress=.*|gencode=.*|generate-code=.*|arch=.*|gpu-architecture=.*)"
 )
 _DEVICE_ONLY_WITH_VALUE = {"-Xptxas", "--ptxas-options", "-gencode", "--generate-code", "-arch"}

@@ -3,17 +3,16 @@
 import json
 import os
 import sysconfig
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import torch
 
-import loader
-
 from ..cache.key import FORMAT
 from ..machine import toolchain as tools
-from ..machine.sources import Sources
-from .arguments import Extension
+from ..machine.sources import HOME, Sources
+from .arguments import Extension, Source
 
 
 def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
@@ -50,5 +49,25 @@ def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in texts:
         found |= sources.closure(path)
-    binding = os.path.join(loader.__path__[0], "include", "inline_binding.h")
+    binding = str(HOME / "include" / "inline_binding.h")
     return dict(sorted(found.items())) | {"inline_binding.h": sources.closure(binding)[binding]}
+
+
+def quoted_headers(
+    source: Source, folders: Sequence[str]
+) -> Callable[[str, str], tuple[str, str] | None]:
+    """Return what finds a header of the user's own: path and text by its name.
+
+    It lies beside the file that includes it, where that is told, or in one of these folders.
+    """
+
+    def find(name: str, file: str) -> tuple[str, str] | None:
+        beside = [os.path.dirname(file)] if source.folder and file else []
+        for folder in (*beside, *folders):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                with open(path, encoding="utf-8", errors="surrogateescape", newline="") as opened:
+                    return path, opened.read()
+        return None
+
+    return find

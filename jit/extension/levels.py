@@ -60,6 +60,9 @@ _OURS = re.compile(r"\b(?:octet_binding|octet_configure|OCTET_TENSORS)\b")
 _PYTHON_BINDING = re.compile(
     r"\b(?:PYBIND11_\w+|pybind11|py|TORCH_LIBRARY\w*|TORCH_EXTENSION_NAME|THP\w+|Library)\b"
 )
+# Of these the names that pybind11 has, with torch's own conversions of tensors.
+_PYBIND = re.compile(r"\b(?:PYBIND11_\w+|pybind11|py|TORCH_EXTENSION_NAME)\b")
+_PYBIND_OF_TORCH = ("torch/csrc/Exceptions.h", "torch/csrc/utils/pybind.h", "pybind11/stl.h")
 # What torch/types.h and pybind.h have not.
 _REST_OF_TORCH = re.compile(
     r"\btorch::(?:nn|optim|data|serialize|jit|save|load|python|autograd|fft|linalg|special|nested"
@@ -104,7 +107,8 @@ def conditions(text: str) -> set[str]:
 class Level:
     """A way to compile a source."""
 
-    name: str  # plain, pybind, tensor, torch or full; the last is torch.utils.cpp_extension's own
+    # plain, pybind, tensor, bound, torch or full; the last is torch.utils.cpp_extension's own
+    name: str
     prelude: str  # what stands before the source
     hidden: tuple[str, ...] = ()  # headers left out, since the prelude has what is needed of them
     own_binding: bool = False  # functions are bound by inline_binding.h, not by pybind11
@@ -152,19 +156,30 @@ def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> li
             plain = Level("pybind", f"{standard}{bound}namespace py = pybind11;\n", UMBRELLAS)
         return [plain, *wide]
     known = ("c10/", "ATen/cuda/", "ATen/Dispatch", "ATen/Parallel", "ATen/core/")
-    if _PYTHON_BINDING.search(code) or any(not name.startswith(known) for name in of_torch):
+    others = [header for header in others if not header.name.startswith("pybind11/")]
+    by_hand = not cuda and _PYBIND.search(code) is not None
+    if _PYTHON_BINDING.search(_PYBIND.sub("", code)) or (by_hand and functions):
         return wide
-    if any(header.quoted for header in others) or _OURS.search(code):
+    if any(not name.startswith(known) for name in of_torch):
+        return wide
+    if (
+        any(header.quoted for header in others)
+        or _OURS.search(code)
+        or (by_hand and not names_torch)
+    ):
         return wide  # may need torch as well
     if not names_torch:
         return [plain, *wide]
     if functions and not _layout_is_known():
         return wide
     prelude = _tensors(code, standard + gpu)
-    prelude += "" if cuda else f"#define OCTET_TENSORS\n{own}"
+    if by_hand:
+        prelude += include_lines(_PYBIND_OF_TORCH)
+    else:
+        prelude += "" if cuda else f"#define OCTET_TENSORS\n{own}"
     slim = not any(name.startswith("ATen/") for name in of_torch)
     hidden = (*UMBRELLAS, *(f"ATen/{name}" for name in _HEAVY)) if slim else UMBRELLAS
-    return [Level("tensor", prelude, hidden, own_binding=functions), *wide]
+    return [Level("bound" if by_hand else "tensor", prelude, hidden, own_binding=functions), *wide]
 
 
 def binding(functions: dict[str, str], extension: Extension, level: Level) -> str:

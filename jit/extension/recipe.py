@@ -19,7 +19,7 @@ from .compilers import Compilers, Task
 from .failure import could_not_be_built
 from .flags import argv, host_flags
 from .halves import LINKED_STUBS, halves
-from .inputs import manifest
+from .inputs import manifest, quoted_headers
 from .levels import Level, conditions, include_lines, levels
 from .names import Names, names_of
 from .retry import may_need_more
@@ -47,6 +47,7 @@ class ExtensionRecipe:
         self.label = extension.name
         self._extension, self._toolchain = extension, toolchain
         self._narrow = narrow
+        self._tried: list[dict] = []
 
     def inputs(self) -> dict:
         """Return the manifest of sources, headers, flags and tools as they are now."""
@@ -67,7 +68,8 @@ class ExtensionRecipe:
                 if version
                 else "this torch is for the CPU only"
             )
-            raise BuildError(f"{name}: CUDA sources need nvcc: {cure}", name)
+            text = f"{name}: CUDA sources need nvcc: {cure}"
+            raise BuildError(text, name, kind="missing_compiler")
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
         """Compile what is not there yet and link the library or program."""
@@ -90,7 +92,7 @@ class ExtensionRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors at the caller's lines, and where the whole output lies."""
-        return could_not_be_built(self._extension, output, workshop)
+        return could_not_be_built(self._extension, output, workshop, self._tried)
 
     def _parts(self, numbered: tuple[int, Source]) -> list[Part] | CompileError:
         """Return the objects of a source, or the error that it ends with."""
@@ -117,12 +119,15 @@ class ExtensionRecipe:
         templates it needs. Raises: CompileError where the whole could not be compiled either.
         """
         own = argv(self._extension.cuda_cflags)
-        given, split = host_flags(own), halves(source.text, source.name)
+        folders = (*self._extension.include_paths, *self._toolchain.header_folders)
+        given = host_flags(own)
+        split = halves(source.text, source.name, quoted_headers(source, folders))
         if given is None or split is None:
             return None
         if split.templates and sum(s.cuda for s in self._extension.sources) > 1:
             return None  # whose templates of one name may differ
         given = [*self._compilers.defines_of_nvcc(), *given]
+        source = replace(source, text=split.whole)
         host = Task(source, False, given, split.host, beside=split.device)
         device = Task(source, True, own, split.device, beside=split.host)
 
@@ -133,7 +138,9 @@ class ExtensionRecipe:
             except CompileError as error:
                 return error
 
-        if not split.templates:
+        if not split.for_nvcc:
+            made = [half(host)]
+        elif not split.templates:
             made = in_threads(half, [device, host])
         else:
             made = [half(host)]
@@ -144,17 +151,20 @@ class ExtensionRecipe:
         if hopeless := [str(e) for e in made if type(e) is CompileError]:
             raise CompileError("\n".join(hopeless))
         parts = [part for part in made if isinstance(part, Part)]
-        return parts if len(parts) == 2 else None
+        return parts if len(parts) == 1 + split.for_nvcc else None
 
     def _made(self, task: Task, ways: list[Level], label: str) -> Part:
         """The object made in the first way that compiles. Raises: CompileError."""
+        half, said = task.beside is not None, "conditions of the preprocessor differ"
         for way in ways:
-            if way is not ways[-1] and not self._same_conditions(task, way):
+            if (way is not ways[-1] or half) and not self._same_conditions(task, way):
                 continue
             done, said = self._compilers.compile(task, way)
+            tried = {"source": task.source.name, "way": f"{label}{way.name}", "ok": bool(done)}
+            self._tried.append(tried)
             if done:
                 return Part(done, f"{label}{way.name}")
-            if (way is ways[-1] and not task.beside) or not self._may_need_more(task, way, said):
+            if (way is ways[-1] and not half) or not self._may_need_more(task, way, said):
                 raise CompileError(said)
         raise _OfHalf(said)
 
@@ -165,12 +175,13 @@ class ExtensionRecipe:
 
     def _same_conditions(self, task: Task, way: Level) -> bool:
         """True if the preprocessor's conditions come out in this way as in torch's own."""
-        asked = conditions(task.source.text)
+        asked = conditions(task.text)
+        asked -= {"__cplusplus", "__CUDA_ARCH__", "CUDA_VERSION", "CUDART_VERSION"}
         if not asked:
             return True
-        text = include_lines(task.bracketed)
+        text = include_lines(h.name for h in cxx.includes(task.text) if not h.quoted)
         try:
-            wide = self._compilers.wide(replace(task, beside="")).macros
+            wide = self._compilers.wide(task).macros
             return asked & wide == asked & self._compilers.macros(task, way, text)
         except LookupError:
             return False
@@ -180,8 +191,8 @@ class ExtensionRecipe:
 
         What it said of one half may be mended by nvcc, which sees both.
         """
-        text = task.text if task.beside else task.source.text
-        beside = names_of(cxx.blanked(task.beside)).declared
+        text = task.source.text if task.beside is None else task.text
+        beside = names_of(cxx.blanked(task.beside or "")).declared
 
         def wide() -> Names:
             found = self._compilers.wide(task)

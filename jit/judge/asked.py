@@ -62,18 +62,19 @@ class Asked:
         if "error" in answer:
             for file in answer["files"]:
                 os.close(file)
-            self._raised(what, str(answer["error"])[:_TEXT], str(answer.get("kind")))
+            build = answer.get("build") if isinstance(answer.get("build"), dict) else None
+            self._raised(what, str(answer["error"])[:_TEXT], str(answer.get("kind")), build)
         if not all(_fits(answer.get(name), form) for name, form in _ANSWERS.get(what, {}).items()):
             for file in answer["files"]:
                 os.close(file)
             raise Refused("results", f"its process answers {what!r} with something else")
 
-    def _raised(self, what: str, text: str, kind: str) -> None:
+    def _raised(self, what: str, text: str, kind: str, build: dict | None) -> None:
         if self.role == "reference" or kind == "unusable":
             raise Misused(text if kind == "unusable" else f"the reference raises: {text}")
         if kind == "exited":
             text = f"it calls sys.exit(): {text}"
-        raise Refused("loads" if what in ("load", "make") else "runs", text)
+        raise Refused("loads" if what in ("load", "make") else "runs", text, build)
 
     def tensors(self, answer: dict, name: str) -> list[Tensor]:
         """Copy the tensors of an answer. Raises: Refused where they are none."""

@@ -41,8 +41,9 @@ def serve() -> None:
 
     logging.disable(logging.NOTSET)
 
-    import loader  # noqa: F401
+    import loader
 
+    loader.accelerate_extensions()  # torch's load_inline in a candidate is loader's
     os.environ.pop("LD_PRELOAD", None)  # what is started from here has no guard
     known = tamper.known()
     gc.collect()
@@ -181,5 +182,6 @@ def _life(role: str, folder: str, known: dict[str, Any], channel: Any) -> None:
     tempfile.tempdir = None
     sys.dont_write_bytecode = True
     loader._session.caches = tuple(map(Path, caches))
+    vars(loader._session).pop("store", None)  # it was made of other folders
     sys.stdin = open(os.devnull)  # noqa: SIM115
     live(role, folder, known, channel)

@@ -59,6 +59,8 @@ class Referee:
                 self._times()
         except Refused as refused:
             self._failed(refused.check, str(refused))
+            if refused.build:
+                self.data["build"] = refused.build
         except Ended as ended:
             self._ended(ended)
         return self._summary(time.perf_counter() - begun)

@@ -35,9 +35,9 @@ INFORMATIVE = {"determinism", "other_shapes", "other_dtypes"}  # they refuse nob
 class Refused(Exception):
     """A check failed, and nothing more can be found out."""
 
-    def __init__(self, check: str, text: str):
+    def __init__(self, check: str, text: str, build: dict | None = None):
         super().__init__(text)
-        self.check = check
+        self.check, self.build = check, build  # of a build: `BuildError.as_dict()`
 
 
 class Verdict:

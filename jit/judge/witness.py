@@ -24,6 +24,7 @@ from .exhibits import Layout, Mapped
 from .forms import Form, Source, Unusable
 
 _TEXT = 8000  # characters of an error
+_LONGEST = 1 << 16  # of one as plain data
 
 
 class Witness:
@@ -230,6 +231,8 @@ def live(role: str, folder: str, known: dict, channel: socket.socket) -> None:
             answer = getattr(witness, what)(**order, **({} if what == "load" else {"files": files}))
         except BaseException as error:
             answer = {"error": _told(error), "kind": _kind(error)}
+            if isinstance(error, BuildError) and len(json.dumps(error.as_dict())) < _LONGEST:
+                answer["build"] = error.as_dict()
         for file in files:
             os.close(file)
         socket.send_fds(channel, [json.dumps(answer).encode()], witness.files)

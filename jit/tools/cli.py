@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..build.steps import Steps
-from ..machine import settings
+from ..machine import settings, told
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NO_BENCH = {"harness", "everything", "compare"}
@@ -40,16 +40,19 @@ def main(arguments: list[str] | None = None) -> int:
         command.set_defaults(run=run)
         for names, how in words:
             command.add_argument(*names, **how)
-    options, rest = parser.parse_known_args(arguments)
-    options.rest = rest  # of a benchmark
+    given = sys.argv[1:] if arguments is None else arguments
+    theirs = given[1:] if given[:1] == ["run"] and given[1:] not in (["-h"], ["--help"]) else []
+    options, rest = parser.parse_known_args(given[: len(given) - len(theirs)])
+    options.rest = rest + theirs  # of a benchmark or a program
     if rest and options.command != "bench":
-        parser.parse_args(arguments)
-    settings.choose("LOADER_BUILD", "lazy", unless_set=True)
+        parser.parse_args(given)
+    if options.command != "run":
+        settings.choose("LOADER_BUILD", "lazy", unless_set=True)
     Steps.plain = _PLAIN
     try:
         return options.run(options) or 0
     except (RuntimeError, ValueError) as error:
-        print(f"loader: {error}", file=sys.stderr)
+        told.tell(error)
     except KeyboardInterrupt:
         kept = _KEPT.get(options.command, "nothing of it is left over")
         print(f"\nloader: {options.command}: interrupted; {kept}", file=sys.stderr)
@@ -193,6 +196,24 @@ def _cache(options: argparse.Namespace) -> None:
     removed, freed, kept = cache.prune(store, most, longest)
     left = f"; {kept} in use stay" if kept else ""
     print(f"removed {removed} ({bytes_text(freed)}) from {store.path.parent}{left}")
+
+
+@_command(
+    _word(
+        "program",
+        nargs=argparse.REMAINDER,
+        help="script.py, -m module, or a command, and its arguments",
+    ),
+)
+def _run(options: argparse.Namespace) -> int:
+    """Run a program as it stands; its C++ and CUDA extensions are built by loader."""
+    from .run import NoProgram, run
+
+    try:
+        run(options.rest)
+    except NoProgram as error:
+        print(f"loader: {error}", file=sys.stderr)
+    return 2
 
 
 @_command(
