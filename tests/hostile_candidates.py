@@ -4,6 +4,8 @@ Each is KernelBench's form against `REFERENCE`, or against `COPY` where it is sa
 a file of the judge's user, `{reference}` the reference's, `{pid}` a process of theirs.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 REFERENCE = """
@@ -386,3 +388,27 @@ HOSTILE = {
         )
     ),
 }
+
+SLOW = {"endless_loop", "endless_import", "stops_itself"}  # these take as long as they may
+
+
+def written(folder: Path, names: Iterable[str], pid: int = 1) -> tuple[list[Path], Path]:
+    """Write candidates, all against one reference, and that; their files and the reference's.
+
+    `victim` in the folder is what they are to spoil, `pid` whom they are to kill.
+    """
+    victim = folder / "victim"
+    victim.write_text("theirs")
+    names, paths = [*names], []
+    copy = HOSTILE[names[0]].copy
+    place = folder / ("copy" if copy else "usual")
+    place.mkdir(exist_ok=True)
+    reference = place / "ref.py"
+    reference.write_text(COPY if copy else REFERENCE)
+    for name in names:
+        text = HOSTILE[name].code.replace("{{", "{").replace("}}", "}")
+        for word, value in {"victim": str(victim), "reference": str(reference)}.items():
+            text = text.replace("{" + word + "!r}", repr(value))
+        paths.append(folder / f"{name}.py")
+        paths[-1].write_text(text.replace("{pid}", str(pid)))
+    return paths, reference

@@ -3,47 +3,27 @@
 import subprocess
 
 import pytest
-from hostile_candidates import COPY, HOSTILE, REFERENCE
+from hostile_candidates import HOSTILE, SLOW, written
 
 import loader
-
-SLOW = {"endless_loop", "endless_import", "stops_itself"}  # these take as long as they may
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     """All verdicts by name, the file that was to be spoilt, and a process that was to be killed."""
     folder = tmp_path_factory.mktemp("hostile")
-    victim = folder / "victim"
-    victim.write_text("theirs")
     other = subprocess.Popen(["sleep", "1000"])
     verdicts = {}
     try:
         for copy in (False, True):
-            place = folder / ("copy" if copy else "usual")
-            place.mkdir()
-            reference = place / "ref.py"
-            reference.write_text(COPY if copy else REFERENCE)
             for slow in (False, True):
-                paths = {}
-                for name, hostile in HOSTILE.items():
-                    if hostile.copy == copy and (name in SLOW) == slow:
-                        paths[name] = folder / f"{name}.py"
-                        words = {"victim": str(victim), "reference": str(reference)}
-                        text = hostile.code.replace("{{", "{").replace("}}", "}")
-                        for word, value in words.items():
-                            text = text.replace("{" + word + "!r}", repr(value))
-                        paths[name].write_text(text.replace("{pid}", str(other.pid)))
-                if paths:
-                    found = loader.judge(
-                        [*paths.values()],
-                        reference,
-                        jobs=2,
-                        seconds=1.5 if slow else 20,
-                        memory="1GiB",
-                    )
-                    verdicts |= dict(zip(paths, found, strict=True))
-        yield verdicts, victim, other
+                names = [n for n, h in HOSTILE.items() if h.copy == copy and (n in SLOW) == slow]
+                if names:
+                    paths, reference = written(folder, names, other.pid)
+                    limits = {"seconds": 1.5 if slow else 20, "memory": "1GiB"}
+                    found = loader.judge(paths, reference, jobs=2, **limits)
+                    verdicts |= dict(zip(names, found, strict=True))
+        yield verdicts, folder / "victim", other
     finally:
         other.kill()
         other.wait()

@@ -17,13 +17,20 @@ _ROOM = 1 << 20  # bytes, for results of other shapes than are due
 _TEXT = 8000  # characters of an error
 _RESULTS = {"tree": dict, "layout": list}
 _ALIAS = [int, str, int]  # which result lies in the memory of which argument or result
-_CALLED = {"outside": str, "types": [str, ...], "aliases": [_ALIAS, ...], "patched": [str, ...]}
+_CALLED: dict[str, Any] = {
+    "outside": str,
+    "types": [str, ...],
+    "aliases": [_ALIAS, ...],
+    "patched": [str, ...],
+}
+_CALLED |= {"late": bool, "devices": [str, ...]}
 # What an answer has to have, since it may come from a process that somebody else has taken over.
 _ANSWERS: dict[str, dict[str, Any]] = {
     "call": {"results": _RESULTS, **_CALLED},
     "again": {"results": _RESULTS},
     "exact": {"results": _RESULTS, "rule": str},
     "inputs": {"arguments": _RESULTS},
+    "batch": {"claimed_ms": [float, ...]},
 }
 
 
@@ -38,9 +45,9 @@ class Options(NamedTuple):
     given: str = ""  # a file with lists of arguments, instead of a function that makes them
     precision: str = "own"
     timed: bool = True
-    compiled: bool = False
+    compiled: bool = False  # race against torch.compile of the reference too
+    device: str = "cpu"
     general: bool = False  # other shapes, dtypes and determinism count
-    seconds: float = 60.0
 
 
 class Asked:

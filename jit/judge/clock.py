@@ -11,6 +11,7 @@ measured with a reference that is not called, and taken off of both sides.
 import os
 import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ _ROUNDS = 7
 _LENGTH = 0.02  # seconds of a round that is long enough
 _BYTES = 1 << 27  # of the arguments of one round
 _MOST_CALLS = 200
+_COPIED = 1 << 26  # bytes of the copy that says what memory can do
+_BORNE_OUT, _SLACK_MS = 0.5, 5.0  # what events say is to be so much of what the judge has waited
 
 
 class Contest(NamedTuple):
@@ -35,8 +38,10 @@ class Contest(NamedTuple):
 
     candidate: Asked
     reference: Asked
+    compiled: Asked | None  # the reference, by torch.compile
     drawn: Callable[[str, int], Case]
     check: Callable[[list[Tensor], list[Tensor], Case], None]
+    device: str = "cpu"
 
 
 class Round(NamedTuple):
@@ -44,6 +49,7 @@ class Round(NamedTuple):
 
     seconds: float
     results: list[Tensor]
+    claimed: list[float]  # milliseconds of each call by CUDA's events, which are not believed alone
 
 
 def race(contest: Contest) -> dict[str, Any]:
@@ -57,25 +63,75 @@ def race(contest: Contest) -> dict[str, Any]:
     contest.reference.give(case)
     answer = contest.reference.ask("call", guarded=False, keep=True, seed=1)
     out = contest.reference.tensors(answer, "results")
-    once = _once(contest.reference, [case], out, False).seconds
-    once = min(once, _once(contest.reference, [case], out, False).seconds)
+    sides = {"reference": contest.reference, "candidate": contest.candidate}
+    if contest.compiled:
+        sides["compiled"] = contest.compiled
+        contest.compiled.give(case)
+        _once(contest.compiled, [case], out, False)
+    once = min(_once(contest.reference, [case], out, False).seconds for _ in range(2))
     bytes_of_all = per_call + sum(x.numel() * x.element_size() for x in out)
     count = int(max(1, min(_LENGTH / once, _MOST_CALLS, _BYTES / max(1, bytes_of_all))))
-    taken: dict[str, list[float]] = {"reference": [], "candidate": [], "overhead": []}
+    taken: dict[str, list[float]] = {name: [] for name in (*sides, "overhead")}
+    clocks = _clocks(contest.device)
     for number in range(_ROUNDS):
         sets = _fresh(contest, case, count)
-        sides = (("reference", contest.reference), ("candidate", contest.candidate))
+        empty = _once(contest.reference, sets, out, True)
+        taken["overhead"].append(1e3 * empty.seconds / count)
         results = {}
-        for name, witness in sides if number % 2 else sides[::-1]:
-            done = _once(witness, sets, out, False)
-            taken[name].append(1e3 * done.seconds / count)
+        for name in sides if number % 2 else reversed(sides):
+            done = _once(sides[name], sets, out, False)
             results[name] = done.results
+            taken[name].append(_believed(name, done, empty, count, contest.device))
         for i, given in enumerate(sets):
             part = slice(i * len(out), (i + 1) * len(out))
             contest.check(results["candidate"][part], results["reference"][part], given)
-        empty = _once(contest.reference, sets, out, True)
-        taken["overhead"].append(1e3 * empty.seconds / count)
-    return _summary(taken, count, bytes_of_all)
+    summary = _summary(taken, count, contest.device)
+    summary["clocks"] = [*clocks, *_clocks(contest.device)]
+    return summary | _limit(summary, bytes_of_all, contest.device)
+
+
+def _believed(name: str, done: Round, empty: Round, count: int, device: str) -> float:
+    """Return milliseconds of a call: on a GPU by events, if the judge's clock bears them out."""
+    if device != "cuda":
+        return 1e3 * done.seconds / count
+    claimed = sum(done.claimed)
+    outside = 1e3 * (done.seconds - empty.seconds)
+    if name == "candidate" and claimed < _BORNE_OUT * outside - _SLACK_MS:
+        raise Refused(
+            "streams",
+            f"events around {count} calls say {claimed:.3g} ms, and they kept the judge waiting "
+            f"for {outside:.3g} ms: their work is not on the current stream, or the events lie",
+        )
+    return statistics.median(done.claimed)
+
+
+def _limit(summary: dict[str, Any], moved: int, device: str) -> dict[str, Any]:
+    """Say what share of the bandwidth of a copy the candidate's arguments and results come to."""
+    x = torch.ones(_COPIED, dtype=torch.uint8)
+    if device == "cuda":  # the referee wakes no GPU: a copy is timed where the reference runs
+        return {"bytes": moved}
+    y = torch.empty_like(x)
+    seconds = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        y.copy_(x)
+        seconds.append(time.perf_counter() - begun)
+    limit = 1e3 * moved * min(seconds) / (2 * _COPIED)
+    median = summary["candidate"]["median_ms"]
+    return {"bytes": moved, "limit_ms": limit, "share_of_limit": limit / median if median else None}
+
+
+def _clocks(device: str) -> list[str]:
+    """Return the GPU's clocks and what slows it down, as nvidia-smi tells."""
+    if device != "cuda":
+        return []
+    words = "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active"
+    command = ["nvidia-smi", f"--query-gpu={words}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.strip().splitlines()[:1]
 
 
 def _lock(contest: Contest) -> None:
@@ -127,14 +183,16 @@ def _once(witness: Asked, sets: Sequence[Case], out: list[Tensor], empty: bool) 
         found = mapped.copies()
         witness.jail.signal(signal.SIGCONT)
         witness.check(answer, "batch")
-        return Round(seconds, found)
+        return Round(seconds, found, answer["claimed_ms"])
     finally:
         for file in files:
             os.close(file)
 
 
-def _summary(taken: dict[str, list[float]], count: int, moved: int) -> dict[str, Any]:
+def _summary(taken: dict[str, list[float]], count: int, device: str) -> dict[str, Any]:
     overhead = min(taken.pop("overhead"))
+    if device == "cuda":
+        overhead = 0.0  # events have none
     summary: dict[str, Any] = {"calls": count, "rounds": _ROUNDS, "overhead_ms": overhead}
     medians = {}
     for name, samples in taken.items():
@@ -146,11 +204,12 @@ def _summary(taken: dict[str, list[float]], count: int, moved: int) -> dict[str,
             "slowest_ms": max(net),
             "measured_ms": samples,
         }
-    summary["resolved"] = min(medians.values()) > overhead / 4
+    summary["resolved"] = min(medians.values()) > overhead / 4 or device == "cuda"
     if not summary["resolved"]:
         medians = {name: statistics.median(samples) for name, samples in taken.items()}
-    summary["speedup"] = medians["reference"] / medians["candidate"]
-    summary["bytes"] = moved
+    for name in medians.keys() - {"candidate"}:
+        key = "speedup" if name == "reference" else f"speedup_over_{name}"
+        summary[key] = medians[name] / max(medians["candidate"], 1e-9)
     return summary
 
 

@@ -41,6 +41,7 @@ class Prison(NamedTuple):
     writable: tuple[str, ...] = ()
     unix_sockets: bool = False  # the driver of a GPU may want them
     files_in_memory: bool = False  # which count as nobody's memory
+    bounded_data: bool = True  # CUDA reserves more than there is
 
 
 def jailer(
@@ -88,7 +89,7 @@ def _keeper(
         with _to_the_end():
             os.close(status)
             os.close(reading)
-            _limits(limits)
+            _limits(limits, prison.bounded_data)
             own = (prison.folder, *prison.writable, *_PLAIN_DEVICES)
             done: dict = {"landlock": landlock.restrict(prison.readable, own, ["/dev"])}
             done["landlock version"] = landlock.version()
@@ -185,12 +186,12 @@ def _most_processes(count: int) -> None:
         file.write(str(max(count, 400)))
 
 
-def _limits(limits: Limits) -> None:
+def _limits(limits: Limits, bounded_data: bool) -> None:
     for what, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits.disk),
         (resource.RLIMIT_NOFILE, 1024),
-        (resource.RLIMIT_DATA, limits.memory),
+        *([(resource.RLIMIT_DATA, limits.memory)] if bounded_data else []),
         (resource.RLIMIT_STACK, 64 << 20),
     ):
         hard = resource.getrlimit(what)[1]

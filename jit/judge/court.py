@@ -7,6 +7,7 @@ candidate. It never wakes CUDA, so that those that it forks can.
 import contextlib
 import functools
 import gc
+import glob
 import json
 import logging
 import os
@@ -126,13 +127,18 @@ class _Session:
         folder = self._folder / str(number)
         jails: list[Jail] = []
         try:
-            for role, source in (("candidate", candidate), ("reference", reference)):
-                place = folder / role
+            for name, source in (
+                ("candidate", candidate),
+                ("reference", reference),
+                *([("compiled", reference)] if options.compiled else []),
+            ):
+                role, place = name.replace("compiled", "reference"), folder / name
                 place.mkdir(parents=True)
-                prison = self._prison(role, place, source)
-                life = functools.partial(_life, role, str(place), self._known)
-                jails.append(Jail(life, prison, limits))
-            referee = Referee(jails[0], jails[1], options, self._turn)
+                prison = self._prison(role, place, source, options.device)
+                words = role, str(place), self._known, options.device
+                jails.append(Jail(functools.partial(_life, *words), prison, limits))
+            compiled = jails[2] if options.compiled else None
+            referee = Referee(jails[0], jails[1], compiled, options, self._turn)
             data = referee.judge(list(candidate), list(reference), text)
             return {"data": {"candidate": candidate.label(), "reference": reference.label()} | data}
         except Misused as error:
@@ -142,7 +148,7 @@ class _Session:
                 jail.close()
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _prison(self, role: str, folder: Path, source: Source) -> Prison:
+    def _prison(self, role: str, folder: Path, source: Source, device: str) -> Prison:
         """What one of the two may see: the reference's file is nothing for the candidate."""
         readable = [*_SYSTEM, *_interpreter(), *self._order["readable"], *self._order["caches"]]
         home = Path(__file__).parents[2]
@@ -150,8 +156,15 @@ class _Session:
         if role == "reference":
             own = str(Path(source.path).resolve().parent) if source.path else ""
             readable += [own, *sys.path, *self._order["private"]]
-        trusted = role == "reference"
-        return Prison(str(folder), tuple(filter(None, readable)), files_in_memory=trusted)
+        gpu = tuple(glob.glob("/dev/nvidia*")) if device == "cuda" else ()
+        return Prison(
+            str(folder),
+            tuple(filter(None, readable)),
+            gpu,
+            unix_sockets=bool(gpu),  # CUDA's driver may want both
+            files_in_memory=bool(gpu) or role == "reference",
+            bounded_data=not gpu,
+        )
 
 
 def _interpreter() -> list[str]:
@@ -166,7 +179,7 @@ def _interpreter() -> list[str]:
     return sorted(found)
 
 
-def _life(role: str, folder: str, known: dict[str, Any], channel: Any) -> None:
+def _life(role: str, folder: str, known: dict[str, Any], device: str, channel: Any) -> None:
     """Live as a witness: whatever it writes goes to its own folder."""
     import loader
 
@@ -178,10 +191,9 @@ def _life(role: str, folder: str, known: dict[str, Any], channel: Any) -> None:
         os.makedirs(folder + below, exist_ok=True)
         os.environ[name] = folder + below
     os.environ["LOADER_CACHE_DIR"] = ":".join(caches)
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     tempfile.tempdir = None
     sys.dont_write_bytecode = True
     loader._session.caches = tuple(map(Path, caches))
     vars(loader._session).pop("store", None)  # it was made of other folders
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    live(role, folder, known, channel)
+    live(role, folder, known, device, channel)

@@ -201,6 +201,11 @@ class Jail:
         name = signal.Signals(-status).name
         return Ended("crashed", f"it was ended by {name}{_MEANS.get(name, '')}")
 
+    def used(self) -> int:
+        """Return the most bytes of memory that all its processes were seen to have together."""
+        self.peak = max(self.peak, sum(map(_memory, self.processes())))
+        return self.peak
+
     def output(self) -> str:
         """Return what it printed, of much the beginning and the end."""
         with contextlib.suppress(Ended, OSError, ValueError):

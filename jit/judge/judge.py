@@ -40,8 +40,10 @@ def judge(
     reference: Code | None = None,
     inputs: str | Callable | Sequence | None = None,
     *,
+    device: str | None = None,
     jobs: int = 1,
     timed: bool = True,
+    compiled: bool = False,
     general: bool = False,
     precision: str = "own",
     seconds: float = 60.0,
@@ -56,8 +58,10 @@ def judge(
         reference: likewise (`Model`); an operator has its own.
         inputs: the name of a function of the reference's file that returns a list of arguments
             drawn at random (by default `get_inputs`), that function, or lists of arguments.
-        jobs: how many candidates are judged at once.
+        device: "cpu" or "cuda"; by default the GPU where torch sees one.
+        jobs: how many candidates are judged at once; they take turns on the GPU and at the clock.
         timed: time them too.
+        compiled: time torch.compile of the reference as well.
         general: other shapes and dtypes, and the same bits twice, are asked for; without it they
             are only reported.
         precision: the format in which products may be taken: "own" (that of the arguments), "tf32",
@@ -74,6 +78,7 @@ def judge(
     """
     sources, many = _candidates(candidate)
     checked = _checked(jobs, seconds, precision)
+    place = _device(device)
     against = _reference(reference, sources)
     name, given = _inputs(inputs)
     with contextlib.ExitStack() as stack:
@@ -91,7 +96,7 @@ def judge(
             "limits": {"seconds": seconds, "memory": _bytes(memory)},
             "options": {
                 **{"inputs": name, "given": file, "precision": precision, "timed": timed},
-                **{"general": general, "seconds": seconds},
+                **{"general": general, "compiled": compiled, "device": place},
             },
         }
         begun = time.perf_counter()
@@ -117,6 +122,15 @@ def _checked(jobs: int, seconds: float, precision: str) -> int:
         known = ", ".join(tolerance.PRECISIONS)
         raise ValueError(f"judge: precision must be one of {known}, got {precision!r}")
     return jobs
+
+
+def _device(device: str | None) -> str:
+    there = torch.cuda.is_available()
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'judge: device must be "cpu" or "cuda", got {device!r}')
+    if device == "cuda" and not there:
+        raise ValueError('judge: device is "cuda", and torch sees no GPU; leave it out, or "cpu"')
+    return device or ("cuda" if there else "cpu")
 
 
 def _bytes(memory: int | str) -> int:
@@ -204,6 +218,8 @@ class _Court:
         variables["LOADER_BUILD"] = "lazy"
         # Two processes take turns on the same cores: threads that wait are to leave them alone.
         variables.setdefault("OMP_WAIT_POLICY", "passive")
+        # Otherwise the first torch.compile starts as many Pythons more.
+        variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         descriptors = []
         with contextlib.suppress(BuildError, OSError):
             guard = os.open(own_part(loader._session, _GUARD, link=True), os.O_RDONLY)
@@ -273,7 +289,9 @@ def main(words: Any) -> int:
             words.reference,
             words.inputs,
             jobs=words.jobs,
+            device=words.device,
             timed=not words.untimed,
+            compiled=words.compiled,
             general=words.general,
             precision=words.precision,
             seconds=words.seconds,

@@ -17,7 +17,7 @@ from . import cases, clock, compare, exhibits
 from .asked import Asked, Misused, Options
 from .cases import Case
 from .jail import Ended, Jail
-from .verdict import CHECKS, FORMAT, INFORMATIVE, Refused
+from .verdict import INFORMATIVE, Ledger, Refused
 
 _CLASSES = {"candidate": ["ModelNew"], "reference": ["Model"]}
 
@@ -37,13 +37,21 @@ class Expected(NamedTuple):
 class Referee:
     """Judges one candidate against one reference."""
 
-    def __init__(self, candidate: Jail, reference: Jail, options: Options, turn: int):
+    def __init__(
+        self,
+        candidate: Jail,
+        reference: Jail,
+        compiled: Jail | None,
+        options: Options,
+        turn: int,
+    ):
         self._turn = turn  # a file that is locked by whoever measures
         self.candidate = Asked(candidate, "candidate")
         self.reference = Asked(reference, "reference")
+        self.compiled = Asked(compiled, "reference") if compiled else None
         self._options = options
-        self._checks: dict[str, tuple[str, str]] = {}
-        self._stage, self._guarded = "loads", False
+        self._ledger = Ledger(options.general)
+        self._guarded = False
         self._case = ""
         self.data: dict[str, Any] = {}
         self._init: dict = {}
@@ -54,11 +62,13 @@ class Referee:
         begun = time.perf_counter()
         try:
             self._load(candidate, reference, text)
+            if self._options.device == "cuda":
+                fcntl.flock(self._turn, fcntl.LOCK_EX)
             self._values()
             if self._options.timed:
                 self._times()
         except Refused as refused:
-            self._failed(refused.check, str(refused))
+            self._ledger.failed(refused.check, str(refused))
             if refused.build:
                 self.data["build"] = refused.build
         except Ended as ended:
@@ -72,42 +82,22 @@ class Referee:
         check = "runs"
         if ended.reason == "crashed" and self._guarded and "memory" in str(ended):
             check = "bounds"
-        self._failed(check, f"{ended}{where}")
+        self._ledger.failed(check, f"{ended}{where}")
         self.data["ended"] = ended.reason
 
     def _reference_ended(self) -> bool:
         return not self.reference.jail.alive
 
     def _summary(self, seconds: float) -> dict:
-        checks = []
-        for name, meaning in CHECKS.items():
-            outcome, text = self._checks.get(name, ("skipped", ""))
-            checks.append({"name": name, "outcome": outcome, "text": text or meaning})
-        failed = [c["name"] for c in checks if c["outcome"] == "failed"]
         jail = self.candidate.jail
         return {
-            "format": FORMAT,
-            "verdict": "refused" if failed else "accepted",
-            "failed": failed,
-            "checks": checks,
+            **self._ledger.summary(),
             "seconds": seconds,
-            "peak_memory": jail.peak,
+            "peak_memory": jail.used(),
             "isolation": {k: v for k, v in jail.in_force.items() if k != "exit"},
             "output": {"bytes": jail.printed, "text": jail.output()[:4000]},
             **self.data,
         }
-
-    def _failed(self, check: str, text: str) -> None:
-        outcome = "failed"
-        if check in INFORMATIVE and not self._options.general:
-            outcome = "warned"
-        if self._checks.get(check, ("", ""))[0] != "failed":
-            self._checks[check] = outcome, text
-
-    def _passed(self, *names: str, text: str = "") -> None:
-        for name in names:
-            if self._checks.get(name, ("skipped", ""))[0] not in ("failed", "warned"):
-                self._checks[name] = "passed", text
 
     def _load(self, candidate: list, reference: list, text: str | None) -> None:
         order = {"do": "load", "source": reference, "text": None, "classes": _CLASSES["reference"]}
@@ -126,8 +116,12 @@ class Referee:
         if failure:
             raise failure
         self._init = {"tree": answer["init"]["tree"], "layout": answer["init"]["layout"]}
+        if self.compiled:
+            again = self.compiled.ask("load", source=reference, text=None, classes=["Model"])
+            for file in again["files"]:
+                os.close(file)
         self._make(answer["files"][0])
-        self._passed("loads")
+        self._ledger.passed("loads")
 
     def _make(self, file: int) -> None:
         """Make both models, with the same secret seed."""
@@ -135,6 +129,8 @@ class Referee:
         try:
             for witness in (self.reference, self.candidate):
                 witness.ask("make", [file], init=self._init, seed=seed)
+            if self.compiled:
+                self.compiled.ask("make", [file], init=self._init, seed=seed, compiled=True)
         finally:
             os.close(file)
 
@@ -186,17 +182,19 @@ class Referee:
             except Refused as refused:
                 if check not in ("other_shapes", "other_dtypes"):
                     raise
-                self._failed(check, f"{case.name}: {str(refused).splitlines()[-1]}")
+                self._ledger.failed(check, f"{case.name}: {str(refused).splitlines()[-1]}")
                 continue
             lasting = lasting and not expected.aliases
             if check == "determinism" and not compare.same_bits(results[0], got):
-                self._failed(check, "the same arguments gave other bits the second time")
-            self._passed(check)
+                self._ledger.failed(check, "the same arguments gave other bits the second time")
+            self._ledger.passed(check)
         self._case = ""
         if lasting:
             self._still_there(results)
+        if self._options.device == "cuda":
+            self._ledger.passed("streams")
         ran = "runs", "results", "written", "bounds", "inputs_unchanged", "aliasing", "tampering"
-        self._passed(*ran)
+        self._ledger.passed(*ran)
 
     def _still_there(self, results: list[list[Tensor]]) -> None:
         """Look at the first result again, after later calls with other arguments in their place."""
@@ -237,6 +235,10 @@ class Referee:
         words = {"guarded": True, "keep": keep, "seed": 1}
         answer, got = self.candidate.results("call", expected.plain, **words)
         self._alike(answer, got, expected)
+        if wrong := {*answer["devices"]} - {self._options.device}:
+            raise Refused("results", f"a result is on {wrong.pop()}, not {self._options.device}")
+        if answer["late"]:
+            raise Refused("streams", "a result changed once all streams were waited for")
         if outside := answer["outside"]:
             raise Refused("bounds", f"it {outside[:300]}")
         if patched := answer["patched"]:
@@ -298,9 +300,16 @@ class Referee:
         self._case = "the calls that are timed"
         fcntl.flock(self._turn, fcntl.LOCK_EX)
         self.data["time"] = clock.race(
-            clock.Contest(self.candidate, self.reference, self.drawn, self.check_timed)
+            clock.Contest(
+                self.candidate,
+                self.reference,
+                self.compiled,
+                self.drawn,
+                self.check_timed,
+                self._options.device,
+            )
         )
-        self._passed("timed_values")
+        self._ledger.passed("timed_values")
 
     def check_timed(self, got: list[Tensor], plain: list[Tensor], case: Case) -> None:
         """Compare results of calls that were timed with the reference's. Raises: Refused."""

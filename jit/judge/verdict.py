@@ -40,6 +40,35 @@ class Refused(Exception):
         self.check, self.build = check, build  # of a build: `BuildError.as_dict()`
 
 
+class Ledger:
+    """The outcome of each check, as they come."""
+
+    def __init__(self, general: bool):
+        self._general = general
+        self._checks: dict[str, tuple[str, str]] = {}
+
+    def failed(self, check: str, text: str) -> None:
+        """Enter what a check found; the first word on it stays."""
+        outcome = "warned" if check in INFORMATIVE and not self._general else "failed"
+        if self._checks.get(check, ("", ""))[0] != "failed":
+            self._checks[check] = outcome, text
+
+    def passed(self, *checks: str) -> None:
+        """Enter that these found nothing, unless they have."""
+        for check in checks:
+            self._checks.setdefault(check, ("passed", ""))
+
+    def summary(self) -> dict:
+        """Return it as plain data."""
+        checks = []
+        for name, meaning in CHECKS.items():
+            outcome, text = self._checks.get(name, ("skipped", ""))
+            checks.append({"name": name, "outcome": outcome, "text": text or meaning})
+        failed = [c["name"] for c in checks if c["outcome"] == "failed"]
+        verdict = "refused" if failed else "accepted"
+        return {"format": FORMAT, "verdict": verdict, "failed": failed, "checks": checks}
+
+
 class Verdict:
     """What was found out about one candidate; prints as a table."""
 

@@ -6,9 +6,11 @@ believed but the tensors, which another process compares; the rest makes a mista
 
 import contextlib
 import copy
+import functools
 import json
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from ..live.guard import Guard
 from . import exhibits, seccomp, tamper, tolerance
 from .exhibits import Layout, Mapped
 from .forms import Form, Source, Unusable
+from .gpu import Gpu
 
 _TEXT = 8000  # characters of an error
 _LONGEST = 1 << 16  # of one as plain data
@@ -30,7 +33,8 @@ _LONGEST = 1 << 16  # of one as plain data
 class Witness:
     """One role, `candidate` or `reference`, in its process."""
 
-    def __init__(self, role: str, folder: str, known: dict):
+    def __init__(self, role: str, folder: str, known: dict, device: str):
+        self._gpu = Gpu() if device == "cuda" else None
         self._role, self._folder = role, Path(folder)
         self._known = known  # what could be tampered with, as it was before
         self._form: Form | None = None
@@ -53,14 +57,18 @@ class Witness:
         arguments = self._form.init_inputs() if self._role == "reference" else None
         return {"init": arguments if arguments is None else self._packed(arguments)}
 
-    def make(self, init: Any, seed: int, files: list[int]) -> dict:
+    def make(self, init: Any, seed: int, files: list[int], compiled: bool = False) -> dict:
         """Make the model with its initial arguments."""
         assert self._form
         tensors = exhibits.unpack(init["layout"], files[0], 1 << 40) if files else []
         with torch.no_grad():
             self._form.make(exhibits.unflatten(init["tree"], tensors), seed)
+            if self._gpu and isinstance(self._form.function, torch.nn.Module):
+                self._form.function.cuda()
             if self._role == "reference":
                 self._exact = _doubled(self._form.function)
+            if compiled:
+                self._form.function = torch.compile(self._form.function)
         return {}
 
     def inputs(self, name: str, seed: int, files: list[int]) -> dict:
@@ -84,22 +92,38 @@ class Witness:
     def call(self, guarded: bool, keep: bool, seed: int, files: list[int]) -> dict:
         """Call the function with what lies in memory now; its results."""
         assert self._form and self._form.function and self._mapped
-        arguments = exhibits.unflatten(self._tree, self._inputs)
+        arguments = self._arguments()
         torch.manual_seed(seed)
-        self._guard = Guard(guarded and self._role == "candidate")
+        self._guard = Guard(guarded and self._role == "candidate" and not self._gpu)
         with torch.no_grad(), self._guard:
             result = self._form.function(*arguments)
         outside = self._guard.outside() if guarded else ""
         tree, tensors = self._results(result)
+        given, late = tensors, False
+        if self._gpu:
+            given, late = self._gpu.in_order(tensors)
+            outside = self._gpu.outside()
+            for mine, x in zip(self._mapped.tensors, self._inputs, strict=True):
+                mine.copy_(x)
         info = {
             "outside": outside,
+            "late": late,
+            "devices": [x.device.type for x in tensors],
             "types": self._types,
             "aliases": self._aliases(tensors),
             "patched": tamper.changed(self._known),
         }
         if keep:
             self._kept.append(tensors)
-        return {"results": self._packed(None, tree, tensors, files)} | info
+        return {"results": self._packed(None, tree, given, files)} | info
+
+    def _arguments(self) -> Any:
+        """What lies in memory now, on the device."""
+        assert self._mapped
+        if self._gpu:
+            self._inputs = self._gpu.take(self._mapped.tensors)
+            self._gpu.poison()
+        return exhibits.unflatten(self._tree, self._inputs)
 
     def again(self, number: int, files: list[int]) -> dict:
         """The results of an earlier call, as they are now."""
@@ -107,8 +131,8 @@ class Witness:
 
     def exact(self, seed: int, precision: str, files: list[int]) -> dict:
         """The reference's results in float64, and by how much each element may differ."""
-        assert self._exact and self._mapped
-        arguments = exhibits.unflatten(self._tree, self._inputs)
+        assert self._exact
+        arguments = self._arguments()
         torch.manual_seed(seed)
         found = tolerance.bounds(self._exact, arguments, precision)
         tensors = [x for pair in found.pairs for x in pair]
@@ -130,22 +154,31 @@ class Witness:
         files: list[int],
     ) -> dict:
         """Map arguments, call, put the results down; `empty`: the same without the call."""
-        assert self._form and self._form.function
         one, of_out = Layout.read(layout, size), Layout.read(out, out_size)
         first = Mapped(files[0], one.repeated(one.period, count))
         last = Mapped(files[1], of_out.repeated(of_out.period, count))
         wide, narrow = len(first.tensors) // count, len(last.tensors) // count
         with torch.no_grad():
+            calls = []
             for i in range(count):
-                if empty:
-                    tensors = self._kept[0]
-                else:
-                    given = first.tensors[wide * i : wide * (i + 1)]
-                    result = self._form.function(*exhibits.unflatten(self._tree, given))
-                    tensors = self._results(result)[1]
+                given = first.tensors[wide * i : wide * (i + 1)]
+                if self._gpu:
+                    given = [x.cuda() for x in given]
+                calls.append(functools.partial(self._one, given, empty))
+            claimed: list[float] = []
+            if self._gpu:
+                results, claimed = self._gpu.timed(calls)
+            for i, call in enumerate(calls):
+                tensors = results[i] if self._gpu else call()
                 for place, x in zip(last.tensors[narrow * i :], tensors, strict=False):
                     place.copy_(x)
-        return {}
+        return {"claimed_ms": claimed}
+
+    def _one(self, given: list[Tensor], empty: bool) -> list[Tensor]:
+        assert self._form and self._form.function
+        if empty:
+            return self._kept[0]
+        return self._results(self._form.function(*exhibits.unflatten(self._tree, given)))[1]
 
     def _results(self, result: Any) -> tuple[Any, list[Tensor]]:
         tensors: list[Tensor] = []
@@ -217,9 +250,9 @@ def _doubled(function: Any) -> Any:
     return function
 
 
-def live(role: str, folder: str, known: dict, channel: socket.socket) -> None:
+def live(role: str, folder: str, known: dict, device: str, channel: socket.socket) -> None:
     """Answer orders until the channel is closed."""
-    witness = Witness(role, folder, known)
+    witness = Witness(role, folder, known, device)
     while True:
         data, files, _, _ = socket.recv_fds(channel, 1 << 20, 8)
         if not data:
@@ -235,6 +268,8 @@ def live(role: str, folder: str, known: dict, channel: socket.socket) -> None:
                 answer["build"] = error.as_dict()
         for file in files:
             os.close(file)
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
         socket.send_fds(channel, [json.dumps(answer).encode()], witness.files)
         for file in witness.files:
             os.close(file)

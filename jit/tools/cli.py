@@ -249,6 +249,8 @@ def _sanitize(options: argparse.Namespace) -> int:
     _word("--inputs", metavar="NAME", help="function that makes arguments (default: get_inputs)"),
     _word("--json", metavar="FILE", help="write all that was found out"),
     _word("--jobs", type=int, default=1, metavar="N", help="candidates at once"),
+    _word("--device", choices=("cpu", "cuda"), help="default: the GPU where there is one"),
+    _word("--compiled", action="store_true", help="time torch.compile of the reference too"),
     _word("--untimed", action="store_true", help="do not time them"),
     _word("--general", action="store_true", help="refuse what other shapes or dtypes break"),
     _word("--precision", default="own", help="of products: own, tf32, float16 or bfloat16"),
