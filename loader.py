@@ -60,10 +60,14 @@ if not _again:
 
 # Public names that few processes use, and the module below `loader` that has each, or is it.
 _ELSEWHERE = {
+    "MendWarning": "jit.extension.mending",
     "Library": "jit.operators.library",
+    "accelerate_extensions": "jit.extension.torchs",
+    "judge": "jit.judge.judge",
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",
     "nn": "nn",
+    "operator": "jit.operators.define",
     "reload": "jit.live.reload",
     "revert": "jit.live.reload",
     "source_module": "jit.source.module",
@@ -167,5 +171,9 @@ class _Namespace(torch._ops._OpNamespace):
 if not _again:
     torch.ops.octet = _Namespace("octet")
 
+    if _settings.value("LOADER_ERRORS") == "json":
+        from loader.jit.machine.told import print_as_json as _print_as_json
+
+        _print_as_json()
     _session.start()
     _session.receipt.total = (_now() - _begun) * 1e3

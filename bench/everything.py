@@ -52,6 +52,7 @@ _KNOWN = (
     Benchmark("edits", "edits", (), (), False),
     Benchmark("crowd", "crowd", (), (), False),
     Benchmark("compile_time", "compile_time", (), (), False),
+    Benchmark("judge", "judge", (), (), False),
     Benchmark("portable", "portable", ("--level", "3"), (), False),
     Benchmark("install", "install", (), (), False),
     Benchmark("viewer_frames", "viewer_frames", (), ("PySide6",), False),

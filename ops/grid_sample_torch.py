@@ -18,6 +18,7 @@ import threading
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from loader.jit.extension.torchs import accelerate_extensions
 from loader.jit.live import swap
 from loader.jit.operators.frame import library
 
@@ -36,8 +37,8 @@ class Acceleration:
         devices: the types of device this holds for; () once closed.
     """
 
-    def __init__(self):
-        self._open = False
+    def __init__(self, extensions: bool = False):
+        self._open, self._wants_extensions, self._extensions = False, extensions, None
         self.__enter__()
 
     def __enter__(self):
@@ -45,6 +46,8 @@ class Acceleration:
         with _kernels.lock:
             if not self._open:
                 _kernels.acquire()
+                if self._wants_extensions:
+                    self._extensions = accelerate_extensions()
                 self._open = True
         return self
 
@@ -57,6 +60,8 @@ class Acceleration:
         with _kernels.lock:
             if self._open:
                 self._open = False
+                if self._extensions:
+                    self._extensions.close()
                 _kernels.release()
 
     @property
@@ -125,7 +130,7 @@ def _withdraw(handles: list[int]) -> None:
 _kernels = _Kernels()
 
 
-def accelerate_torch() -> Acceleration:
+def accelerate_torch(extensions: bool = False) -> Acceleration:
     """Have PyTorch's own `F.grid_sample` run on the kernels of `loader.grid_sample`.
 
         with loader.accelerate_torch():
@@ -146,12 +151,15 @@ def accelerate_torch() -> Acceleration:
     function that itself calls `torch.grid_sampler` or `torch.ops.aten` keeps what it was compiled
     to, until `torch.compiler.reset()`.
 
+    With `extensions` torch's `load`, `load_inline` and `BuildExtension` are loader's as well, which
+    `accelerate_extensions()` does alone.
+
     Returns: an `Acceleration`, to be closed by `with` or by `close()`; without either it holds
         until the process ends.
 
     Raises: loader.BuildError, the kernels could not be compiled; torch is as it was then.
     """
-    return Acceleration()
+    return Acceleration(extensions)
 
 
 def _renew() -> None:

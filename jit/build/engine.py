@@ -20,6 +20,7 @@ from ..cache.key import key
 from ..cache.lock import FileLock, lock_of
 from ..cache.store import DISK, Store, cannot_write
 from ..errors import BuildError
+from ..errors.problem import error_of
 from ..machine import settings
 from .slots import SLOTS
 from .workshop import CompileError, Workshop
@@ -74,6 +75,7 @@ def refuse_if_never(
             f"{os.pathsep.join(str(layer.parent) for layer in store.layers)}, and "
             f"LOADER_BUILD=never forbids to compile it; unset that{cure}",
             unit,
+            kind="refused",
         )
 
 
@@ -156,7 +158,7 @@ class Job:
             if self._held or self._take_turn(self._lock, show):
                 self._build(self._lock)
         except CompileError:
-            error = BuildError(f"{name}: its build was interrupted", name)
+            error = BuildError(f"{name}: its build was interrupted", name, kind="interrupted")
         except Exception as failure:
             error = _told(failure, name, self.store)
         show({"unit": name, "state": "failed" if error else "done"})
@@ -182,7 +184,7 @@ class Job:
         noted = lock.read()
         same = noted.get("key") == self._name() and noted.get("since", 0) > since
         if same and "failed" in noted:
-            raise BuildError(noted["failed"][0], self.recipe.label, noted["failed"][1])
+            raise error_of(noted["failed"], self.recipe.label)
         lock.note()
         self.inputs = self.recipe.inputs()
         return True
@@ -216,7 +218,7 @@ class Job:
                 for product in products.values():
                     product.unlink(missing_ok=True)
         name, fault = recipe.label, "its sources kept changing while they were compiled; try again"
-        raise BuildError(f"{name}: {fault}", name)
+        raise BuildError(f"{name}: {fault}", name, kind="changed")
 
     def _name(self) -> str:
         """The name of the entry that it is to make."""
@@ -235,7 +237,7 @@ class Job:
                 if shop.ended or self.stopped:
                     raise
                 failed = _failed(recipe, str(error), shop, store)
-                lock.note(key=self._name(), failed=[str(failed), failed.log])
+                lock.note(key=self._name(), failed=failed.as_dict())
                 raise failed from None
             finally:
                 self.seconds |= shop.seconds

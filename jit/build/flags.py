@@ -67,7 +67,8 @@ def check_compiler(toolchain: Toolchain) -> None:
         command = os.environ.get("CXX") or "c++"
         raise BuildError(
             f"no C++ compiler: `{command}` is not on PATH; install one "
-            "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17"
+            "(Debian, Ubuntu: apt install g++) or set CXX to one that supports C++17",
+            kind="missing_compiler",
         )
 
 
@@ -144,7 +145,8 @@ def _cpp_extension(toolchain: Toolchain) -> Iterator[Any]:
             except ImportError as error:
                 raise BuildError(
                     f"torch.utils.cpp_extension cannot be imported: {error}; "
-                    "pip install -U setuptools"
+                    "pip install -U setuptools",
+                    kind="machine",
                 ) from None
             with mock.patch.object(cpp_extension, "CUDA_HOME", toolchain.cuda_home):
                 yield cpp_extension

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def say(text: str) -> None:
     """Tell the user something, on stderr, where there is one that still takes it."""
     with contextlib.suppress(Exception):  # a notebook's kernel that is shutting down, say
-        print(f"loader: {text}", file=sys.stderr, flush=True)
+        print(f"loader: {text}\n", end="", file=sys.stderr, flush=True)  # whole, beside others'
 
 
 class Quiet:

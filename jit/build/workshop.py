@@ -105,13 +105,13 @@ class Workshop:
         self._forget_old({each.path for each in made})
         return made
 
-    def link(self, command: list[str], name: str) -> Path:
-        """Run a linker (`command` lacks `-o`); the product, which the caller removes."""
+    def link(self, command: list[str], name: str, stage: str = "link") -> Path:
+        """Run a linker or compiler (`command` lacks `-o`); the caller removes its product."""
         draft = self._draft(name)
-        status, said = self.run([*command, "-o", draft.name], "link")
+        status, said = self.run([*command, "-o", draft.name], stage)
         if status:
             draft.unlink(missing_ok=True)
-            raise CompileError(said or f"the linker ended with status {status}")
+            raise CompileError(said or f"{command[0]} ended with status {status}")
         return draft
 
     def run(
@@ -183,15 +183,18 @@ class Workshop:
     def _draft(self, name: str) -> Path:
         return self.folder / f".{os.getpid()}-{os.urandom(4).hex()}-{name}"
 
-    def failure(self, name: str, causes: str, log: str) -> BuildError:
-        """Return the error of a build, with where all that was printed lies: in a file `log`."""
+    def failure(self, name: str, causes: str, log: str, **facts: Any) -> BuildError:
+        """Return the error of a build, with where all that was printed lies: in a file `log`.
+
+        `facts` are BuildError's: its kind, problems and the like.
+        """
         file = self.folder.parent / log
         try:
             file.write_text("\n".join(self.said))
         except OSError:
-            return BuildError(f"{name} could not be built:\n{causes}", name)
-        where = f"The whole output is in {file}"
-        return BuildError(f"{name} could not be built:\n{causes}\n{where}", name, str(file))
+            return BuildError(f"{name} could not be built:\n{causes}", name, **facts)
+        text = f"{name} could not be built:\n{causes}\nThe whole output is in {file}"
+        return BuildError(text, name, str(file), **facts)
 
     def _compile(self, turn: int, job: Compile) -> Object | CompileError:
         """Make or find one object, the `turn`th that is asked for.

@@ -58,7 +58,7 @@ class FileLock:
     def read(self) -> dict:
         """Return what the last holder noted; empty where it had not come to that."""
         try:
-            noted = json.loads(os.pread(self.descriptor, 1 << 16, 0))
+            noted = json.loads(os.pread(self.descriptor, 1 << 20, 0))
             return noted if isinstance(noted, dict) else {}
         except ValueError:
             return {}

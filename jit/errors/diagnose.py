@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
+from . import BuildError
 from .advice import ERRORS, MACHINE, advice
 from .cxx import demangled
+from .problem import Problem, as_text
 from .symbols import explain_symbols, source_text
 
 _WINDOW = 500_000  # characters looked at, from the first sign of an error on
@@ -86,6 +88,16 @@ class _Error:
 def explain_failure(output: str, root: Path, sources: tuple[str, ...] = (), most: int = 3) -> str:
     """The cause of a failed build as a person wants to read it, in `most` errors or fewer.
 
+    Its arguments are those of `find_problems`.
+    """
+    return as_text(*find_problems(output, root, sources, most), most)
+
+
+def find_problems(
+    output: str, root: Path, sources: tuple[str, ...] = (), most: int = 20
+) -> tuple[list[Problem], int]:
+    """Return the causes of a failed build, `most` or fewer, and how many there are.
+
     `output` is all that the build printed, or the text of the exception at the library's loading;
     `root` the checkout and `sources` the unit's own files below it. Whatever the text says, nothing
     is raised, and nothing run that it names.
@@ -93,20 +105,39 @@ def explain_failure(output: str, root: Path, sources: tuple[str, ...] = (), most
     root, lines = Path(root), _lines(output)
     for line in lines:
         if _tells_of_the_machine(line) and (cure := advice(MACHINE, line)):
-            return f"{cure}\n{_shortened(line)}"
+            said = _shortened(line)
+            return [Problem("machine", said, f"{cure}\n{said}", advice=cure)], 1
     errors, tools = _compile_errors(lines)
-    shown = [_rendered(error, root) for error in errors[:most]] or [
-        "\n".join(filter(None, [_shortened(demangled(line)), advice(ERRORS, line)]))
-        for line in tools[:most]
-    ]
-    total = len(errors) or len(tools)
-    if not shown:
-        shown, total = explain_symbols(lines, root, sources, most)
-    if not shown:
-        said = [line for line in lines if line.strip() and not _FRAME.match(line)]
-        return "\n".join(said[-12:]) or "the build printed nothing that says why it failed"
-    counted = [f"({most} of {total} errors; the others are in the log)"] if total > most else []
-    return "\n".join([*shown, *counted])
+    if errors:
+        return [_problem(error, root) for error in errors[:most]], len(errors)
+    if tools:
+        return [_problem_of_tool(line) for line in tools[:most]], len(tools)
+    shown, total = explain_symbols(lines, root, sources, most)
+    if shown:
+        return [Problem("link_error", text.partition("\n")[0], text) for text in shown], total
+    last = [line for line in lines if line.strip() and not _FRAME.match(line)]
+    text = "\n".join(last[-12:]) or "the build printed nothing that says why it failed"
+    return [Problem("other", text, text)], 1
+
+
+def load_error(
+    what: str,
+    unit: str,
+    failure: str,
+    root: Path,
+    sources: tuple[str, ...] = (),
+    hint: str = "",
+) -> BuildError:
+    """Return the error of a library that was built and cannot be loaded; dlopen's is `failure`."""
+    problems, total = find_problems(failure, root, sources)
+    text = f"{what}:\n{as_text(problems, total)}{hint}"
+    return BuildError(text, unit, kind="load_error", problems=problems)
+
+
+def _problem_of_tool(line: str) -> Problem:
+    said, cure = _shortened(demangled(line)), advice(ERRORS, line)
+    text = "\n".join(filter(None, [said, cure]))
+    return Problem("compile_error", said, text, advice=cure)
 
 
 def _lines(output: str) -> list[str]:
@@ -165,10 +196,10 @@ def _is_source(file: str) -> bool:
     return file.endswith((".cu", ".cpp", ".cc", ".cxx", ".c")) and "tmpxft_" not in file
 
 
-def _rendered(error: _Error, root: Path) -> str:
+def _problem(error: _Error, root: Path) -> Problem:
     """The user's line, where the error lies elsewhere; the error; notes that cure it."""
-    match, cause, kind = error.match, error.cause(), error.match["kind"]
-    shown = _rendered_cause(cause, match["file"], root) if cause else []
+    match, step, kind = error.match, error.cause(), error.match["kind"]
+    cause, shown = _cause(step, match["file"], root) if step else (None, [])
     own = [*takewhile(lambda line: not _DIAGNOSTIC.match(line), error.after)]
     marks = [*takewhile(_GUTTER.match, own)]
     caret = next((i for i, line in enumerate(own[:9]) if i and _CARET.match(line)), None)
@@ -189,18 +220,31 @@ def _rendered(error: _Error, root: Path) -> str:
     place = ":".join(map(str, filter(None, [match["file"], line, column])))
     kind = kind.replace("catastrophic", "fatal").lower()
     shown += [f"{place}: {kind}: {_shortened(text)}", *marks]
-    cures = (note for note in error.notes() if _CURING_NOTE.search(note["text"]))
-    shown += [_shortened(note[0]) for note in islice(cures, 2)]
-    shown += filter(None, [advice(ERRORS, match[0])])
+    notes = (note for note in error.notes() if _CURING_NOTE.search(note["text"]))
+    cures = [*islice(notes, 2)]
+    shown += [_shortened(note[0]) for note in cures]
+    cure = advice(ERRORS, match[0])
+    shown += filter(None, [cure])
     if error.steps():
         around = filter(str.strip, [*error.before, *error.after])
         count = max(1, len([*around]) - len(marks))
         lines = "1 line" if count == 1 else f"{count} lines"
         shown.append(f"({lines} of template context in the log)")
-    return "\n".join(shown)
+    return Problem(
+        "compile_error",
+        _shortened(text),
+        "\n".join(shown),
+        file=match["file"],
+        line=line,
+        column=int(column) if column else None,
+        source=source or None,
+        advice=cure or "; ".join(_shortened(note["text"]) for note in cures) or None,
+        cause=cause,
+    )
 
 
-def _rendered_cause(step: re.Match, header: str, root: Path) -> list[str]:
+def _cause(step: re.Match, header: str, root: Path) -> tuple[dict, list[str]]:
+    """The user's line that led to an error elsewhere, as data and as it is shown."""
     found = step.groupdict()
     file, line, tab = found["file"] or header, int(found["line"]), 8
     source = _source_line(file, line, root)
@@ -214,7 +258,8 @@ def _rendered_cause(step: re.Match, header: str, root: Path) -> list[str]:
     label = "error in a template that this line instantiates"
     if "macro" in found.get("text", ""):
         label = f"error in {found['text'].removeprefix('in expansion of ')}, which is used here"
-    return [f"{file}:{line}:{column}: {label}:", *_quoted(source, line, column, tab)]
+    shown = [f"{file}:{line}:{column}: {label}:", *_quoted(source, line, column, tab)]
+    return {"file": file, "line": line, "column": int(column), "source": source}, shown
 
 
 def _source_line(file: str, line: int, root: Path) -> str:

@@ -7,6 +7,9 @@ import traceback
 from dataclasses import dataclass, field
 from itertools import islice
 
+# Through which a call of torch's own `load_inline` comes; see torchs.py.
+_BETWEEN = "torch.utils.cpp_extension", f"{__package__}.torchs"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -208,5 +211,6 @@ def _source_file(path: str | os.PathLike[str]) -> Source:
 
 def _callers() -> tuple[str, ...]:
     """Return the files of those who called `load_inline`, the nearest first: one has the string."""
-    frames = traceback.walk_stack(sys._getframe(3))
-    return tuple(dict.fromkeys(frame.f_code.co_filename for frame, _ in islice(frames, 6)))
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(3)))
+    theirs = (f for f in frames if f.f_globals.get("__name__") not in _BETWEEN)
+    return tuple(dict.fromkeys(frame.f_code.co_filename for frame in islice(theirs, 6)))

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-import loader
-
 from ..build import flags
 from ..build.workshop import Compile, CompileError, Workshop
 from ..errors import cxx
 from ..machine import files
+from ..machine.sources import HOME
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
 from .flags import argv
@@ -27,7 +26,7 @@ from .precompiled import Precompiled
 from .retry import BINDING
 
 _HERE = "@extra@"  # where the caller's flags for the linker belong
-_BINDING = Path(loader.__path__[0]) / "include" / "inline_binding.h"
+_BINDING = HOME / "include" / "inline_binding.h"
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,19 @@ import ctypes
 import difflib
 import linecache
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 from ..build.workshop import Workshop
 from ..errors import BuildError, cxx
-from ..errors.diagnose import explain_failure
-from ..errors.literal import label, with_places
+from ..errors.diagnose import find_problems, load_error
+from ..errors.literal import label
+from ..errors.problem import Problem, as_text
 from .arguments import Extension
 from .levels import torch_include
+from .mending import summary
 
 # A text with one of these may define a module's entry in a way that is not written out.
 _ENTRY = re.compile(r"PyInit|MODULE|TORCH_EXTENSION_NAME|##", re.IGNORECASE)
@@ -21,22 +25,34 @@ _UNDEFINED = re.compile(r"undefined symbol: (\w+)")
 _OF_TORCH = re.compile(r"(?:[\w:<>*& ]+ )?(?:at|c10|torch|caffe2|pybind11)::")
 
 
-def could_not_be_built(extension: Extension, output: str, workshop: Workshop) -> BuildError:
-    """Return the first errors, told of the caller's own lines, and where the whole output lies."""
-    causes = _unknown_functions(extension) or explain_failure(
-        output, workshop.folder, _names(extension)
-    )
-    causes = _in_callers_words(extension, causes)
-    return workshop.failure(extension.name, causes, f"{extension.unit}.log")
+def could_not_be_built(
+    extension: Extension,
+    output: str,
+    workshop: Workshop,
+    tried: Sequence[dict],
+    mends: Sequence[dict],
+) -> BuildError:
+    """Return the first errors, told of the caller's own lines, and where the whole output lies.
+
+    `tried` are the ways in which the sources were compiled, `mends` what was changed for that.
+    """
+    problems = _unknown_functions(extension)
+    total = len(problems)
+    if not problems:
+        problems, total = find_problems(output, workshop.folder, _names(extension))
+    problems = _in_callers_words(extension, problems)
+    causes, log = as_text(problems, total), f"{extension.unit}.log"
+    if mends:
+        causes += f"\nThat is what is left after mends for an older torch or CUDA: {summary(mends)}"
+    facts = {"problems": problems, "tried": tried, "mends": mends}
+    return workshop.failure(extension.name, causes, log, **facts)
 
 
 def does_not_load(extension: Extension, failure: str) -> BuildError:
     """Return the error of a library that was built and cannot be loaded."""
-    cause = explain_failure(failure, Path("/"), _names(extension))
+    name, what = extension.name, f"{extension.name}: it compiles, but does not load"
     hint = f"\n{_cure(extension)}" if extension.is_python_module and _no_entry(failure) else ""
-    return BuildError(
-        f"{extension.name}: it compiles, but does not load:\n{cause}{hint}", extension.name
-    )
+    return load_error(what, name, failure, Path("/"), _names(extension), hint)
 
 
 def no_module(extension: Extension, files: dict[str, str]) -> BuildError | None:
@@ -57,6 +73,7 @@ def no_module(extension: Extension, files: dict[str, str]) -> BuildError | None:
         f"{extension.name}: nothing in its sources makes it a Python module:\n{_cure(extension)}\n"
         "To load it as a library (TORCH_LIBRARY) set is_python_module=False",
         extension.name,
+        kind="refused",
     )
 
 
@@ -106,11 +123,11 @@ def _names(extension: Extension) -> tuple[str, ...]:
     return tuple(source.name for source in extension.sources)
 
 
-def _unknown_functions(extension: Extension) -> str:
+def _unknown_functions(extension: Extension) -> list[Problem]:
     """Tell which names in `functions` the C++ source does not have."""
     source, *cuda = [cxx.blanked(source.text) for source in extension.sources]
     if "##" in source:
-        return ""  # a macro may make any name
+        return []  # a macro may make any name
     there, said = {*re.findall(r"\w+", source)}, []
     for name in extension.functions or ():
         if name.rpartition("::")[2] in there:
@@ -120,12 +137,13 @@ def _unknown_functions(extension: Extension) -> str:
         cure = f"; did you mean {close[0]!r}?" if close else ""
         if declared:
             cure = f": declare it there: {' '.join(declared[0].split())};"
-        said.append(f"functions: {name!r} is not in cpp_sources{cure}")
-    return "\n".join(said)
+        text = f"functions: {name!r} is not in cpp_sources{cure}"
+        said.append(Problem("compile_error", text, text))
+    return said
 
 
-def _in_callers_words(extension: Extension, text: str) -> str:
-    """Return a message with the places in the caller's file or cell, not in the strings."""
+def _in_callers_words(extension: Extension, problems: list[Problem]) -> list[Problem]:
+    """Return problems with the places in the caller's file or cell, not in the strings."""
     strings = {s.name: s.text.split("\n") for s in extension.sources if not s.folder}
 
     def place(name: str, number: int) -> tuple[str, int] | None:
@@ -133,7 +151,11 @@ def _in_callers_words(extension: Extension, text: str) -> str:
             return None
         return _found(strings[name], number, extension.callers) or (name.partition(".")[0], number)
 
-    return re.sub(r"(?m)^functions\.cpp:\d+(?::\d+)?:", "functions:", with_places(text, place))
+    placed = [problem.placed(place) for problem in problems]
+    return [
+        replace(p, text=re.sub(r"(?m)^functions\.cpp:\d+(?::\d+)?:", "functions:", p.text))
+        for p in placed
+    ]
 
 
 def _found(string: list[str], number: int, callers: tuple[str, ...]) -> tuple[str, int] | None:

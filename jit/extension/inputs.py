@@ -10,12 +10,11 @@ from pathlib import Path
 
 import torch
 
-import loader
-
 from ..cache.key import FORMAT
 from ..errors import cxx
+from ..machine import settings
 from ..machine import toolchain as tools
-from ..machine.sources import Sources
+from ..machine.sources import HOME, Sources
 from .arguments import Extension, Source
 
 
@@ -41,6 +40,8 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
         "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
         "asked": asked,
     }
+    if settings.value("LOADER_MENDS") == "off":
+        facts["mends"] = "off"
     return json.loads(json.dumps(facts))
 
 
@@ -53,7 +54,7 @@ def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in texts:
         found |= sources.closure(path)
-    binding = os.path.join(loader.__path__[0], "include", "inline_binding.h")
+    binding = str(HOME / "include" / "inline_binding.h")
     return dict(sorted(found.items())) | {"inline_binding.h": sources.closure(binding)[binding]}
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
@@ -19,19 +20,19 @@ from typing import Any
 
 import torch
 
-import loader
-
 from ..build import batch, engine
 from ..build.progress import Quiet
 from ..cache.key import key
 from ..cache.store import Store
 from ..errors import BuildError
-from ..machine import files
+from ..machine import files, settings
 from ..machine import toolchain as tools
 from ..machine.forks import Lock
+from ..machine.sources import HOME
 from . import arguments
 from .arguments import Extension
 from .failure import does_not_load, no_module, torch_may_have
+from .mending import warn
 from .recipe import ExtensionRecipe
 
 File = str | os.PathLike[str]
@@ -77,7 +78,7 @@ def load(
     Raises: BuildError with the compile errors; TypeError, ValueError or FileNotFoundError for an
         argument that cannot be used.
     """
-    return _load(arguments.of_files(locals()))
+    return loaded(arguments.of_files(locals()))
 
 
 def load_inline(
@@ -118,14 +119,23 @@ def load_inline(
     Raises: BuildError with the compile errors, at the line of the string, or of the file or the
         notebook cell that it stands in; TypeError or ValueError for an unusable argument.
     """
-    return _load(arguments.of_strings(locals()))
+    return loaded(arguments.of_strings(locals()))
 
 
-def _load(extension: Extension) -> Any:
-    """Find or build, verify, load."""
-    caches = loader._session.caches
-    toolchain = tools.current.__wrapped__(caches[-1])  # the environment as it is now
-    store = Store(caches)
+def caches() -> tuple[Path, ...]:
+    """Return the folders of the build cache: those of `loader`, as it was imported, if it was."""
+    session = getattr(sys.modules[__name__.partition(".")[0]], "_session", None)
+    return session.caches if session else settings.cache_dirs(HOME)
+
+
+def loaded(extension: Extension) -> Any:
+    """Return the module, or the path, of an extension that is found or built, verified, loaded.
+
+    Raises: BuildError.
+    """
+    folders = caches()
+    toolchain = tools.current.__wrapped__(folders[-1])  # the environment as it is now
+    store = Store(folders)
     with _one_at_a_time:
         recipe = ExtensionRecipe(extension, toolchain)
         inputs, failure = recipe.inputs(), ""
@@ -137,7 +147,8 @@ def _load(extension: Extension) -> Any:
             digest = key(inputs)
             result = _placed(extension, library, digest)
             try:
-                return result if extension.is_standalone else _opened(extension, library, digest)
+                made = result if extension.is_standalone else _opened(extension, library, digest)
+                return _told(extension, made, store, digest)
             except (ImportError, OSError) as error:
                 failure, library = str(error), None
             levels = (store.manifest(extension.unit, digest) or {}).get("levels", ())
@@ -146,6 +157,15 @@ def _load(extension: Extension) -> Any:
                 break
             recipe = ExtensionRecipe(extension, toolchain, narrow=not built)
         raise does_not_load(extension, failure)
+
+
+def _told(extension: Extension, made: Any, store: Store, digest: str) -> Any:
+    """Return what was made; where its source was mended it has that as `__mends__`, with a word."""
+    if rows := (store.manifest(extension.unit, digest) or {}).get("mends"):
+        if isinstance(made, ModuleType):
+            made.__mends__ = rows  # type: ignore[attr-defined]
+        warn(extension.name, rows)
+    return made
 
 
 def _held(recipe: ExtensionRecipe, store: Store, inputs: dict) -> Path | None:
@@ -167,7 +187,8 @@ def _built(
     job = batch.build(recipe, store, Quiet())
     library = _held(recipe, store, job.inputs)
     if library is None:
-        raise BuildError(f"{recipe.label}: its build was removed at once; try again", recipe.label)
+        text = f"{recipe.label}: its build was removed at once; try again"
+        raise BuildError(text, recipe.label, kind="damaged")
     if not extension.keep_intermediates:  # they only make the next edit quicker
         shutil.rmtree(engine.work_folder(recipe, store, job.inputs), ignore_errors=True)
     return library, job.inputs
@@ -190,7 +211,8 @@ def _opened(extension: Extension, library: Path, digest: str) -> ModuleType | st
             if module.__file__ == str(library):
                 break
         file_loader.exec_module(module)
-        module.__name__, _versions[extension.name] = extension.name, version + 1
+        module.__name__ = module.__name__.removeprefix(f"v{version}.")
+        _versions[extension.name] = version + 1
         spec.name = extension.name
         _loaded[digest] = module
     return _loaded[digest]
@@ -200,7 +222,7 @@ def _placed(extension: Extension, library: Path, digest: str) -> str:
     """Put a copy into the build directory, where there is one, and programs anywhere; its path."""
     if not (extension.build_directory or extension.is_standalone):
         return str(library)
-    programs = loader._session.caches[-1] / "work" / f"{extension.unit}.programs"
+    programs = caches()[-1] / "work" / f"{extension.unit}.programs"
     folder = Path(extension.build_directory or programs / digest[:12])
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from .flags import argv, host_flags
 from .halves import LINKED_STUBS, halves
 from .inputs import Find, manifest, quoted_headers, with_headers
 from .levels import Level, conditions, include_lines, levels
+from .mending import Mending
 from .names import Names, names_of
 from .retry import BINDING, may_need_more
 
@@ -47,6 +48,8 @@ class ExtensionRecipe:
         self.label = extension.name
         self._extension, self._toolchain = extension, toolchain
         self._narrow = narrow
+        self._tried: list[dict] = []
+        self._mends: list[dict] = []
 
     def inputs(self) -> dict:
         """Return the manifest of sources, headers, flags and tools as they are now."""
@@ -67,30 +70,45 @@ class ExtensionRecipe:
                 if version
                 else "this torch is for the CPU only"
             )
-            raise BuildError(f"{name}: CUDA sources need nvcc: {cure}", name)
+            text = f"{name}: CUDA sources need nvcc: {cure}"
+            raise BuildError(text, name, kind="missing_compiler")
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
         """Compile what is not there yet and link the library or program."""
         for source in self._extension.sources:
             if not source.folder:  # so that compilers can quote its lines
                 (workshop.folder / source.name).write_bytes(source.content)
+        mending = Mending(self._extension, self._toolchain, workshop.folder)
         try:
-            self._compilers = Compilers(self._extension, self._toolchain, workshop)
-            results = in_threads(self._parts, [*enumerate(self._extension.sources)])
-            failed = [str(result) for result in results if isinstance(result, CompileError)]
-            if failed:
-                raise CompileError("\n".join(failed))
-            parts = [part for found in results for part in found]
-            names = [part.level for part in parts]
-            library = self._compilers.link([p.path for p in parts], not {*names} <= _WITHOUT_TORCH)
-            return {1: library}, {"why": [], "levels": names}
+            while True:
+                attempt = ExtensionRecipe(mending.extension, mending.toolchain, self._narrow)
+                attempt._tried = self._tried
+                try:
+                    library, names = attempt._attempt(workshop)
+                    return {1: library}, {"why": [], "levels": names, "mends": mending.rows()}
+                except CompileError as error:
+                    if workshop.ended or not mending.take(str(error)):
+                        raise
         finally:
+            self._mends = mending.rows()
             if self._extension.verbose:
                 print("\n".join(workshop.said), flush=True)
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors at the caller's lines, and where the whole output lies."""
-        return could_not_be_built(self._extension, output, workshop)
+        return could_not_be_built(self._extension, output, workshop, self._tried, self._mends)
+
+    def _attempt(self, workshop: Workshop) -> tuple[Path, list[str]]:
+        """Compile and link; the library, and the way of each part. Raises: CompileError."""
+        self._compilers = Compilers(self._extension, self._toolchain, workshop)
+        results = in_threads(self._parts, [*enumerate(self._extension.sources)])
+        failed = [str(result) for result in results if isinstance(result, CompileError)]
+        if failed:
+            raise CompileError("\n".join(failed))
+        parts = [part for found in results for part in found]
+        names = [part.level for part in parts]
+        with_torch = not {*names} <= _WITHOUT_TORCH
+        return self._compilers.link([part.path for part in parts], with_torch), names
 
     def _parts(self, numbered: tuple[int, Source]) -> list[Part] | CompileError:
         """Return the objects of a source, or the error that it ends with."""
@@ -157,6 +175,8 @@ class ExtensionRecipe:
             if (way is not ways[-1] or half) and not self._same_conditions(task, way):
                 continue
             done, said = self._compilers.compile(task, way)
+            tried = {"source": task.source.name, "way": f"{label}{way.name}", "ok": bool(done)}
+            self._tried.append(tried)
             if done:
                 return Part(done, f"{label}{way.name}")
             if (way is ways[-1] and not half) or not self._may_need_more(task, way, said):

@@ -68,7 +68,8 @@ def may_need_more(
     def mendable(text: str) -> bool:
         """True if more headers may mend one error in the caller's text."""
         if _OVERLOADED.search(text):
-            return False  # more headers bring no fewer functions of a name
+            # More headers bring no fewer functions of a name, but complete the types of torch's.
+            return bool(re.search(r"function \"(?:at|c10|torch)::", text))
         if "octet_binding" in text:
             return True
         if name := _first(_NAMED, text):

@@ -128,7 +128,8 @@ def rebuild(session: Session, name: str) -> Rebuilt:
                 _shop=shop,
                 _close=stack.pop_all(),
             )
-    raise BuildError(f"{name}: its sources kept changing while they were compiled", name)
+    text = f"{name}: its sources kept changing while they were compiled"
+    raise BuildError(text, name, kind="changed")
 
 
 def swap_object(session: Session) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ..errors import BuildError
-from ..errors.diagnose import explain_failure
+from ..errors.diagnose import load_error
 from ..machine.sources import HOME
 
 _WITHOUT_SWAP = b"_ZN5torch7Library"  # what torch/library.h calls, which cannot be held back
@@ -35,8 +35,8 @@ class Swap:
         try:
             self.unit, self._library = unit, ctypes.CDLL(str(library))
         except OSError as error:
-            cause = explain_failure(str(error), HOME)
-            raise BuildError(f"{unit}: the new library does not load:\n{cause}", unit) from None
+            what = f"{unit}: the new library does not load"
+            raise load_error(what, unit, str(error), HOME) from None
         self._new = self._schemas()
 
     def commit(self) -> None:

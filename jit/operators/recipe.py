@@ -15,7 +15,8 @@ from ..cache.explain import why_built
 from ..cache.key import built_sources, keeps_to_stable_abi, levels_of, manifest
 from ..cache.store import Store
 from ..errors import BuildError
-from ..errors.diagnose import explain_failure
+from ..errors.diagnose import find_problems
+from ..errors.problem import as_text
 from ..machine import levels
 from ..machine.sources import HOME, Sources, Unit, is_rest, with_loops
 from ..machine.toolchain import NATIVE, ON_STABLE_ABI, Toolchain
@@ -116,8 +117,9 @@ class OperatorRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, where they are, and where the whole output lies."""
-        causes = explain_failure(output, self._unit.root, self.sources)
-        return workshop.failure(self.label, causes, f"{self.label}.log")
+        problems, total = find_problems(output, self._unit.root, self.sources)
+        causes, log = as_text(problems, total), f"{self.label}.log"
+        return workshop.failure(self.label, causes, log, problems=problems)
 
     def cost(self) -> int:
         """Return a guess at the work; less than any for what few calls need, which comes last."""

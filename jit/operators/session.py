@@ -1,7 +1,6 @@
 """The operators below one folder, as one process knows them: found, keyed, built, loaded."""
 
 import os
-import sys
 import threading
 import time
 from functools import cached_property
@@ -13,7 +12,7 @@ import torch
 
 from ..build.receipt import Receipt
 from ..cache import index
-from ..errors import BuildError
+from ..errors import BuildError, joined
 from ..machine import settings, toolchain
 from ..machine import sources as units
 from . import rest, schemas
@@ -242,8 +241,10 @@ class Session:
                 self.find([*self.units])
         if self.package == "loader.ops":
             self._declare()
-        for message in dict.fromkeys(map(str, errors.values())):
-            print(f"loader: {message}", file=sys.stderr)
+        if errors:
+            from ..machine.told import tell_each
+
+            tell_each(errors.values())
 
     def _declare(self) -> None:
         """Tell torch the schemas of what was loaded before and is in the store as it was."""
@@ -255,9 +256,8 @@ class Session:
 
     def build_named(self, names: tuple[str, ...]) -> None:
         """Do what `loader.build(*names)` says."""
-        errors = self.build(self.named(names))
-        if errors:
-            raise BuildError("\n\n".join(map(str, errors.values())), next(iter(errors)))
+        if errors := self.build(self.named(names)):
+            raise joined([*errors.values()])
 
     def public(self) -> list[str]:
         """The names of the operators in all their forms."""
@@ -290,12 +290,14 @@ class Session:
                 self._build_again(name, failure)
         if not failure:
             raise BuildError(
-                f"{name}: its library is damaged again after each build in {self.caches[-1]}", name
+                f"{name}: its library is damaged again after each build in {self.caches[-1]}",
+                name,
+                kind="damaged",
             )
-        from ..errors.diagnose import explain_failure
+        from ..errors.diagnose import load_error
 
-        cause = explain_failure(failure, self.root, self.units[unit].sources)
-        raise BuildError(f"{name}: its library does not load, built anew too:\n{cause}", name)
+        what = f"{name}: its library does not load, built anew too"
+        raise load_error(what, name, failure, self.root, self.units[unit].sources)
 
     def _await(self, name: str) -> None:
         """Wait for the build of a library where one is under way, in front of all others."""

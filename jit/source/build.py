@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from ..cache.key import key as key_of
 from ..cache.store import Store
 from ..errors import BuildError, CacheError
-from ..errors.literal import with_places
 from ..machine import settings, toolchain
 from ..machine.forks import Lock
 from ..machine.sources import HOME, Sources
@@ -169,16 +168,21 @@ class SourceRecipe:
 
     def explain(self, output: str, workshop: "Workshop") -> BuildError:
         """Return the first errors of a compiler, at the lines of the string."""
-        from ..errors.diagnose import explain_failure
+        from ..errors.diagnose import find_problems
 
         (workshop.folder / nvrtc.FILE).write_text(self.source, errors="replace")
-        causes = explain_failure(output, workshop.folder, (nvrtc.FILE,))
+        from ..errors.problem import as_text
+
+        problems, total = find_problems(output, workshop.folder, (nvrtc.FILE,))
         file, first = self.place() or ("source", 1)
-        causes = with_places(
-            causes.replace("; the others are in the log)", ")"),
-            lambda name, line: (file, first + line - 1) if name == nvrtc.FILE else None,
-        )
-        return BuildError(f"source_module: the source does not compile:\n{causes}")
+
+        def place(name: str, line: int) -> tuple[str, int] | None:
+            return (file, first + line - 1) if name == nvrtc.FILE else None
+
+        problems = [problem.placed(place) for problem in problems]
+        causes = as_text(problems, total).replace("; the others are in the log)", ")")
+        text = f"source_module: the source does not compile:\n{causes}"
+        return BuildError(text, problems=problems)
 
     def at(self, file: str, line: int) -> str:
         """Return where a line of a file is, the source's as the user finds it."""
@@ -206,7 +210,8 @@ def _built(recipe: SourceRecipe, store: Store) -> Build:
     if settings.value("LOADER_BUILD") == "never":
         raise BuildError(
             "source_module: there is no build of this source with these constants in the cache "
-            "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy"
+            "and LOADER_BUILD=never; run it once where LOADER_BUILD is eager or lazy",
+            kind="refused",
         )
     from ..build import batch
     from ..build.progress import Quiet
@@ -223,7 +228,7 @@ def _built(recipe: SourceRecipe, store: Store) -> Build:
             job = batch.build(recipe, store, Quiet())
         if built := _opened(recipe, store, job.key):
             return built
-    raise BuildError("source_module: its build was removed at once; try again")
+    raise BuildError("source_module: its build was removed at once; try again", kind="damaged")
 
 
 def _tools() -> toolchain.Toolchain:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..build.steps import Steps
-from ..machine import settings
+from ..machine import settings, told
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NO_BENCH = {"harness", "everything", "compare"}
@@ -40,16 +40,19 @@ def main(arguments: list[str] | None = None) -> int:
         command.set_defaults(run=run)
         for names, how in words:
             command.add_argument(*names, **how)
-    options, rest = parser.parse_known_args(arguments)
-    options.rest = rest  # of a benchmark
+    given = sys.argv[1:] if arguments is None else arguments
+    theirs = given[1:] if given[:1] == ["run"] and given[1:] not in (["-h"], ["--help"]) else []
+    options, rest = parser.parse_known_args(given[: len(given) - len(theirs)])
+    options.rest = rest + theirs  # of a benchmark or a program
     if rest and options.command != "bench":
-        parser.parse_args(arguments)
-    settings.choose("LOADER_BUILD", "lazy", unless_set=True)
+        parser.parse_args(given)
+    if options.command != "run":
+        settings.choose("LOADER_BUILD", "lazy", unless_set=True)
     Steps.plain = _PLAIN
     try:
         return options.run(options) or 0
     except (RuntimeError, ValueError) as error:
-        print(f"loader: {error}", file=sys.stderr)
+        told.tell(error)
     except KeyboardInterrupt:
         kept = _KEPT.get(options.command, "nothing of it is left over")
         print(f"\nloader: {options.command}: interrupted; {kept}", file=sys.stderr)
@@ -196,6 +199,24 @@ def _cache(options: argparse.Namespace) -> None:
 
 
 @_command(
+    _word(
+        "program",
+        nargs=argparse.REMAINDER,
+        help="script.py, -m module, or a command, and its arguments",
+    ),
+)
+def _run(options: argparse.Namespace) -> int:
+    """Run a program as it stands; its C++ and CUDA extensions are built by loader."""
+    from .run import NoProgram, run
+
+    try:
+        run(options.rest)
+    except NoProgram as error:
+        print(f"loader: {error}", file=sys.stderr)
+    return 2
+
+
+@_command(
     _word("operator"),
     _word("--set", metavar="NAME", help="one of `ncu --list-sets`, instead of ours"),
     _word("--output", metavar="FILE", help="keep ncu's report in FILE.ncu-rep"),
@@ -220,6 +241,29 @@ def _sanitize(options: argparse.Namespace) -> int:
     from .sanitize import TOOLS, sanitize
 
     return sanitize(loader, options.operators, options.folder, tuple(options.tool or TOOLS))
+
+
+@_command(
+    _word("candidates", nargs="+", help="files, FILE:FUNCTION, operators, or a folder of files"),
+    _word("--reference", metavar="FILE", help="what they are to equal: a file, or FILE:FUNCTION"),
+    _word("--inputs", metavar="NAME", help="function that makes arguments (default: get_inputs)"),
+    _word("--json", metavar="FILE", help="write all that was found out"),
+    _word("--jobs", type=int, default=1, metavar="N", help="candidates at once"),
+    _word("--device", choices=("cpu", "cuda"), help="default: the GPU where there is one"),
+    _word("--compiled", action="store_true", help="time torch.compile of the reference too"),
+    _word("--untimed", action="store_true", help="do not time them"),
+    _word("--general", action="store_true", help="refuse what other shapes or dtypes break"),
+    _word("--precision", default="own", help="of products: own, tf32, float16 or bfloat16"),
+    _word("--seconds", type=float, default=60.0, help="the longest that one answer may take"),
+    _word("--memory", default="8GiB", help="the most that a candidate may use"),
+    _word("--readable", nargs="+", metavar="PATH", help="what candidates may read besides"),
+)
+def _judge(options: argparse.Namespace) -> int:
+    """Say whether kernels that nobody trusts are right, safe and fast; exit status 0 if all are."""
+    _loader()
+    from loader.jit.judge.judge import main as judge
+
+    return judge(options)
 
 
 @_command(

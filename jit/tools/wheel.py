@@ -25,7 +25,7 @@ from ..cache.key import key as key_of
 from ..cache.key import manifest
 from ..cache.store import MANIFEST
 from ..errors.table import Table, bytes_text
-from ..machine import child, settings
+from ..machine import child, settings, told
 from ..machine.sources import Sources, unit_of
 from ..machine.toolchain import FLAGS, LINK_FLAGS
 
@@ -137,7 +137,8 @@ def build_into(store: str, architectures: str) -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     if errors := [session.errors[name] for name in wanted if name in session.errors]:
-        raise SystemExit("\n\n".join(f"loader: {error}" for error in errors))
+        told.tell_each(errors)
+        raise SystemExit(1)
     for name, key in keys.items():
         library = session.store.verified(name, key)
         if not library:
