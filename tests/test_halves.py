@@ -86,6 +86,8 @@ int go(torch::Tensor x, cudaStream_t stream) {
     ops::templated<double, Mode::Multiply, 1><<<1, 1>>>(nullptr, 0);
     cudaFuncSetAttribute(plain, cudaFuncAttributeMaxDynamicSharedMemorySize, 1024);
     void* arguments[] = {&x.data, &x.data};
+    static_assert(sizeof(max(x.size, 3u)) == 4 && sizeof(min(1L, 2UL)) == 8);
+    count = min(count, 3) + max(1.5, 2.5f);
     cudaLaunchCooperativeKernel((void*)plain, dim3(1), dim3(1), arguments, 0, stream);
     auto chosen = x.size ? ops::templated<float, Mode::Add, 3> : ops::templated<float, Mode::Multiply, 3>;
     chosen<<<1, 1>>>(x.data, x.size);

@@ -57,3 +57,29 @@ def restrict_traits(code: str) -> str:
         + "namespace at { using torch::headeronly::RestrictPtrTraits; }\n"
         * moved
     )
+
+
+def least_and_greatest(code: str) -> str:
+    """Return CUDA's `min` and `max` for the host, which it has for nvcc alone."""
+    if not re.search(r"(?<![\w.:>])(?:min|max)\s*\(", code):
+        return ""
+    lines = ["#include <math.h>"]
+    for name, than in (("min", "<"), ("max", ">")):
+        for signed in ("int", "long", "long long"):
+            free = f"unsigned {signed}"
+            for a, b in ((signed, signed), (free, free), (signed, free), (free, signed)):
+                kind = signed if a == b == signed else free
+                chosen = f"({kind})a {than} ({kind})b ? ({kind})a : ({kind})b"
+                lines.append(
+                    f"inline {kind} {name}(const {a} a, const {b} b) {{ return {chosen}; }}"
+                )
+        for a, b in (
+            ("float", "float"),
+            ("double", "double"),
+            ("float", "double"),
+            ("double", "float"),
+        ):
+            kind, suffix = ("float", "f") if a == b == "float" else ("double", "")
+            body = f"return f{name}{suffix}(a, b);"
+            lines.append(f"inline {kind} {name}(const {a} a, const {b} b) {{ {body} }}")
+    return "\n".join([*lines, ""])
