@@ -177,6 +177,17 @@ class Mending:
         return replace(source, text=text)
 
 
+def mends_wanted() -> dict:
+    """Return what the key of a build has of LOADER_MENDS: nothing, unless mends are forbidden."""
+    return {"mends": "off"} if settings.value("LOADER_MENDS") == "off" else {}
+
+
+def left_after(rows: Sequence[dict]) -> str:
+    """Return the line of an error which says what was mended before; "" for nothing."""
+    said = "That is what is left after mends for an older torch or CUDA:"
+    return f"\n{said} {summary(rows)}" if rows else ""
+
+
 def warn(name: str, rows: Sequence[dict]) -> None:
     """Say in one line what was mended of an extension; with LOADER_MENDS=diff also each change."""
     how = settings.value("LOADER_MENDS")

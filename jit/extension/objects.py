@@ -20,15 +20,19 @@ import torch
 from ..build import engine, flags
 from ..build.batch import Batch
 from ..build.progress import Quiet, say
-from ..build.workshop import Workshop
+from ..build.workshop import CompileError, Workshop
 from ..cache.key import FORMAT
 from ..cache.store import Store
-from ..errors import BuildError
-from ..errors.diagnose import explain_failure
+from ..errors import BuildError, joined
+from ..errors.diagnose import find_problems
+from ..errors.problem import as_text
 from ..machine import files
 from ..machine import toolchain as tools
 from ..machine.sources import Sources
+from .arguments import Source, of_object
+from .flags import argv
 from .load import caches
+from .mending import Mending, left_after, mends_wanted, warn
 
 # Options with a path, which torch's compilers read from the folder that the objects go to.
 _PATH = r"(-I|-isystem|-iquote|-idirafter|-include|-imacros|-B|--sysroot|-L)(=?)(.*)"
@@ -38,6 +42,7 @@ _UNSEEN = re.compile(
     r"@|-specs=|-fplugin|-f(?:profile-use|auto-profile)|-fsanitize-\w+list=|-include-pch|-optf"
     r"|--(?:options-file|pre-include|include-path|system-include)|.*[=,]-(?:I|i[sqnd])"
 )
+_AS_READ = "surrogateescape"  # bytes that are no text stay what they are
 _LEFT = {
     "with_sycl": "SYCL",
     "sycl_dlink_post_cflags": "SYCL",
@@ -96,16 +101,20 @@ def make(wanted: Order) -> None:
         jobs = {made: engine.Job(recipe, store) for made, recipe in missing.items()}
         Batch(jobs.values(), store, Quiet()).start().wait()
         if failed := [job.error for job in jobs.values() if job.error]:
-            told = "\n".join(dict.fromkeys(map(str, failed)))
-            raise BuildError(told, wanted.name, failed[0].log)
+            raise joined(failed)
         for made, job in jobs.items():
             found[made] = engine.find(missing[made], store, job.inputs)
+    mends: list[dict] = []
     for made, library in found.items():
         if library is None:
             raise BuildError(f"{wanted.name}: its build was removed at once; try again")
         store.hold(library)
+        recorded = store.manifest(recipes[made].unit, library.parent.name.rpartition("-")[2])
+        mends += (recorded or {}).get("mends", [])
         Path(made).parent.mkdir(parents=True, exist_ok=True)
         files.write(Path(made), library.read_bytes())
+    if mends:
+        warn(wanted.name, mends)
     count = len(found) - len(missing)
     say(f"{wanted.name}: {count} of {len(found)} objects were in {store.path.parent}")
 
@@ -127,6 +136,8 @@ class ObjectRecipe:
         self._source, self._command, self._toolchain = source, command, toolchain
         self._known: dict[tuple[str, ...], Sources] | None = known
         self._nonce = uuid.uuid4().hex
+        self._cuda = source.endswith((".cu", ".cuh"))
+        self._mends: list[dict] = []
 
     def inputs(self) -> dict:
         """Return the manifest of source, headers, command and tools as they are now."""
@@ -135,10 +146,10 @@ class ObjectRecipe:
         made_by = {fact: value for fact, value in toolchain.identity.items() if fact not in own}
         native = any("native" in word for word in self._command)
         made_by |= {"cpu": tools.cpu_features() if native else "", "architectures": ""}
-        if self._source.endswith((".cu", ".cuh")):
+        if self._cuda:
             made_by["nvcc"] = toolchain.nvcc
         found, all_seen = self._files()
-        facts = {
+        facts = mends_wanted() | {
             "format": FORMAT,
             "unit": self.unit,
             "files": found,
@@ -158,16 +169,46 @@ class ObjectRecipe:
         flags.check_compiler(self._toolchain)
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
-        """Compile the source."""
+        """Compile the source, mended where it is for an older torch or CUDA."""
+        command, mending = self._command, self._mending(workshop.folder)
         try:
-            return {1: workshop.link(self._command, "object.o", "compile")}, {"why": []}
+            while True:
+                try:
+                    made = workshop.link(command, "object.o", "compile")
+                    return {1: made}, {"why": [], "mends": mending.rows()}
+                except CompileError as error:
+                    if workshop.ended or not mending.take(str(error)):
+                        raise
+                    command = self._mended(mending, workshop)
         finally:
+            self._mends = mending.rows()
             print("".join(workshop.said), end="", flush=True)
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, and where the whole output lies."""
-        causes = explain_failure(output, Path("/"), (self._source,))
-        return workshop.failure(self.label, causes, f"{self.unit}.log")
+        problems, total = find_problems(output, Path("/"), (self._source,))
+        causes, log = as_text(problems, total) + left_after(self._mends), f"{self.unit}.log"
+        return workshop.failure(self.label, causes, log, problems=problems, mends=self._mends)
+
+    def _mending(self, folder: Path) -> Mending:
+        """The mends of this source and of its command's words, none so far."""
+        with open(self._source, encoding="utf-8", errors="surrogateescape") as file:
+            source = Source(self._source, file.read(), self._cuda)
+        words = tuple(map(shlex.quote, self._command))
+        return Mending(of_object(source, words), self._toolchain, folder)
+
+    def _mended(self, mending: Mending, workshop: Workshop) -> list[str]:
+        """The command for what the compiler is to get instead of the source."""
+        (source,), extension = mending.extension.sources, mending.extension
+        command = argv(extension.cuda_cflags if self._cuda else extension.cflags)
+        of_torch = flags.of(self._toolchain, workshop.folder.parent).lines["cxx"]
+        if not any(word.startswith(("-std", "--std")) for word in command):
+            command += [word for word in of_torch if word.startswith("-std")]
+        file = workshop.folder / f"mended{Path(self._source).suffix}"
+        files.write(file, f'#line 1 "{self._source}"\n{source.text}\n'.encode(errors=_AS_READ))
+        beside = os.path.dirname(self._source)
+        command[command.index(self._source)] = str(file)
+        return [*command, *([f"-I{beside}"] if self._cuda else ["-iquote", beside])]
 
     def _files(self) -> tuple[dict[str, str], bool]:
         """Return SHA-256 of all that is read and not the toolchain's; False if some is unknown."""
