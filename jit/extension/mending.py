@@ -15,14 +15,13 @@ from pathlib import Path
 from ..errors.diagnose import find_problems
 from ..errors.problem import Problem
 from ..machine import files, settings
-from ..machine.sources import HOME
+from ..machine.told import is_ours
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
 from .flags import argv
 from .mends import MENDS, Change, Edit, Mend, Place
 
 _MOST = 500  # errors of a compiler that are looked at
-_OURS = f"{HOME}/jit/"
 
 
 class MendWarning(UserWarning):
@@ -196,7 +195,7 @@ def warn(name: str, rows: Sequence[dict]) -> None:
     if how == "diff":
         text += f"\n{diff(rows)}"
     level, frame = 2, sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back and is_ours(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, MendWarning, stacklevel=level)
 
