@@ -63,6 +63,7 @@ _ELSEWHERE = {
     "MendWarning": "jit.extension.mending",
     "Library": "jit.operators.library",
     "accelerate_extensions": "jit.extension.torchs",
+    "judge": "jit.judge.judge",
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",
     "nn": "nn",

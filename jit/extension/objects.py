@@ -43,6 +43,8 @@ _UNSEEN = re.compile(
     r"|--(?:options-file|pre-include|include-path|system-include)|.*[=,]-(?:I|i[sqnd])"
 )
 _AS_READ = "surrogateescape"  # bytes that are no text stay what they are
+_NAMES = {"sources", "objects", "build_directory", "with_cuda"}
+_NAMES |= {"cflags", "post_cflags", "cuda_cflags", "cuda_post_cflags"}
 _LEFT = {
     "with_sycl": "SYCL",
     "sycl_dlink_post_cflags": "SYCL",
@@ -62,6 +64,8 @@ def order(asked: dict[str, Any]) -> Order:
 
     Raises: ValueError with the reason where loader would not do quite what torch does.
     """
+    if unknown := _NAMES - asked.keys():
+        raise ValueError(f"this torch has other names for {', '.join(sorted(unknown))}")
     for argument, what in _LEFT.items():
         if asked.get(argument):
             raise ValueError(f"{what} is not built by loader")
@@ -75,6 +79,8 @@ def order(asked: dict[str, Any]) -> Order:
     commands = {}
     for source, made in zip(map(os.path.abspath, asked["sources"]), asked["objects"], strict=True):
         cuda = "cuda_" if source.endswith((".cu", ".cuh")) and asked["with_cuda"] else ""
+        if cuda and toolchain.nvcc is None:
+            raise ValueError("there is no nvcc")
         compiler = toolchain.command("PYTORCH_NVCC" if cuda else "CXX")
         before, after = words[f"{cuda}cflags"], words[f"{cuda}post_cflags"]
         commands[os.path.join(place, made)] = source, [*compiler, *before, "-c", source, *after]
@@ -107,7 +113,8 @@ def make(wanted: Order) -> None:
     mends: list[dict] = []
     for made, library in found.items():
         if library is None:
-            raise BuildError(f"{wanted.name}: its build was removed at once; try again")
+            text = f"{wanted.name}: its build was removed at once; try again"
+            raise BuildError(text, wanted.name, kind="damaged")
         store.hold(library)
         recorded = store.manifest(recipes[made].unit, library.parent.name.rpartition("-")[2])
         mends += (recorded or {}).get("mends", [])

@@ -19,11 +19,11 @@ from .compilers import Compilers, Task
 from .failure import could_not_be_built
 from .flags import argv, host_flags
 from .halves import LINKED_STUBS, halves
-from .inputs import manifest, quoted_headers
+from .inputs import Find, manifest, quoted_headers, with_headers
 from .levels import Level, conditions, include_lines, levels
 from .mending import Mending
 from .names import Names, names_of
-from .retry import may_need_more
+from .retry import BINDING, may_need_more
 
 _WITHOUT_TORCH = {"plain", "kernels"}
 
@@ -118,12 +118,13 @@ class ExtensionRecipe:
         try:
             if cuda and self._narrow and (found := self._halves(source)):
                 return found
-            ways = self._levels(source, functions is not None, cuda)
+            reached = replace(source, text=with_headers(source, self._find(source)))
+            ways = self._levels(reached, functions is not None, cuda)
             if not extension.error_handling or extension.is_standalone:
                 ways = [way for way in ways if not way.own_binding]
             given = argv(extension.cuda_cflags if cuda else extension.cflags)
             text = f'#line 1 "{source.name}"\n{source.text}\n'
-            task = Task(source, cuda, given, text, functions)
+            task = Task(reached, cuda, given, text, functions)
             return [self._made(task, ways, "cuda " if cuda else "")]
         except CompileError as error:
             return error
@@ -135,9 +136,7 @@ class ExtensionRecipe:
         templates it needs. Raises: CompileError where the whole could not be compiled either.
         """
         own = argv(self._extension.cuda_cflags)
-        folders = (*self._extension.include_paths, *self._toolchain.header_folders)
-        given = host_flags(own)
-        split = halves(source.text, source.name, quoted_headers(source, folders))
+        given, split = host_flags(own), halves(source.text, source.name, self._find(source))
         if given is None or split is None:
             return None
         if split.templates and sum(s.cuda for s in self._extension.sources) > 1:
@@ -184,6 +183,10 @@ class ExtensionRecipe:
                 raise CompileError(said)
         raise _OfHalf(said)
 
+    def _find(self, source: Source) -> Find:
+        folders = (*self._extension.include_paths, *self._toolchain.header_folders)
+        return quoted_headers(source, folders)
+
     def _levels(self, source: Source, functions: bool, cuda: bool = False) -> list[Level]:
         implicit = self._extension.implicit_headers
         ways = levels(source.text, functions, implicit, cuda)
@@ -191,7 +194,7 @@ class ExtensionRecipe:
 
     def _same_conditions(self, task: Task, way: Level) -> bool:
         """True if the preprocessor's conditions come out in this way as in torch's own."""
-        asked = conditions(task.text)
+        asked = conditions(task.source.text if task.beside is None else task.text)
         asked -= {"__cplusplus", "__CUDA_ARCH__", "CUDA_VERSION", "CUDART_VERSION"}
         if not asked:
             return True
@@ -219,6 +222,6 @@ class ExtensionRecipe:
 
         words = cxx.identifiers(cxx.blanked(text))
         try:
-            return may_need_more(said, (task.source.name, "functions.cpp"), words, wide, macros)
+            return may_need_more(said, (task.source.name, BINDING), words, wide, macros)
         except LookupError:
             return True

@@ -20,6 +20,7 @@ _TOOL = re.compile(
     r"ptxas |nvcc (?:fatal|error)|(?:\S*(?:c\+\+|g\+\+|clang|cc1plus)\S*): (?:fatal )?error: "
     r"(?:unrecognized|unknown|unsupported|argument|invalid|cannot|\S+: No such)"
 )
+BINDING = "functions.cpp"  # what binds functions, behind a source
 _NAMED = [
     r"[‘'](?:\w+::)*(\w+)(?:<.*>)?[’'] (?:was not declared|has not been declared|does not name a"
     r"|is not a member of|is not a (?:template|class|namespace)|in .* does not name a)",
@@ -84,6 +85,11 @@ def may_need_more(
         return bool(_NAMELESS.search(text)) or bool({*words} & wide().macros - {*macros()})
 
     found, lines = False, said.splitlines()
+    errors = [error for error in map(_ERROR.match, lines) if error]
+    if errors and all(error["file"] == BINDING for error in errors):  # the source itself is fine
+        missing = (_first(_NAMED[:1], error["text"]) for error in errors)
+        if any(name and name not in wide() for name in missing):
+            return False
     for at, line in enumerate(lines):
         if error := _ERROR.match(line):
             found = True

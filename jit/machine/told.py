@@ -14,6 +14,7 @@ from ..errors import BuildError
 from . import settings
 from .sources import HOME
 
+_BETWEEN = "torch/utils/cpp_extension.py"  # where its functions are loader's for a while
 _OURS = ("<frozen", *(f"{HOME}/{name}" for name in ("jit/", "ops/", "loader.py", "__init__.py")))
 
 
@@ -55,7 +56,7 @@ def print_as_json() -> None:
 
 def is_ours(file: str) -> bool:
     """Return True for the files between a user's call and its work: loader's, and torch's."""
-    return file.startswith(_OURS) or file.endswith("torch/utils/cpp_extension.py")
+    return file.startswith(_OURS) or file.endswith(_BETWEEN)
 
 
 def _line(error: BaseException, trace: TracebackType | None = None) -> str:
