@@ -41,7 +41,16 @@ LONGEST = (
 # Tests for one worker: they share what takes seconds to make.
 TOGETHER = (
     *("inline", "interrupted_edits::(?!test_operators_in|test_what_is_built|test_the_first)"),
-    *("docs", "new", "install", "library", "operator_rows", "source_arguments", "source_builds"),
+    *(
+        "docs",
+        "judge",
+        "new",
+        "install",
+        "library",
+        "operator_rows",
+        "source_arguments",
+        "source_builds",
+    ),
     "three_ways::test_(?!trap_(?!before|the_source|two_builds)|a_|the_builds_with|the_cpp)",
     *("three_ways::test_the_cpp", "build::test_a_damaged", "reload::(?!test_random)"),
     *("trial::test_a_(wrong|harmless|difference)", "key::test_(differing|the_random)"),
@@ -298,3 +307,21 @@ def built(checkout, store_of_square):
     """Has the store of `checkout` hold a build of `square` from the beginning."""
     shutil.copytree(store_of_square, checkout.cache / "store")
     return checkout
+
+
+class Captured:
+    """Stands for a workshop and takes down what it is told to compile."""
+
+    ended = False
+
+    def __init__(self, folder):
+        self.folder, self.jobs = folder, []
+
+    def compile(self, jobs):
+        from loader.jit.build.workshop import CompileError
+
+        self.jobs += jobs
+        raise CompileError("not compiled")
+
+    def link(self, command, name):
+        self.linked = command

@@ -244,6 +244,29 @@ def _sanitize(options: argparse.Namespace) -> int:
 
 
 @_command(
+    _word("candidates", nargs="+", help="files, FILE:FUNCTION, operators, or a folder of files"),
+    _word("--reference", metavar="FILE", help="what they are to equal: a file, or FILE:FUNCTION"),
+    _word("--inputs", metavar="NAME", help="function that makes arguments (default: get_inputs)"),
+    _word("--json", metavar="FILE", help="write all that was found out"),
+    _word("--jobs", type=int, default=1, metavar="N", help="candidates at once"),
+    _word("--device", choices=("cpu", "cuda"), help="default: the GPU where there is one"),
+    _word("--compiled", action="store_true", help="time torch.compile of the reference too"),
+    _word("--untimed", action="store_true", help="do not time them"),
+    _word("--general", action="store_true", help="refuse what other shapes or dtypes break"),
+    _word("--precision", default="own", help="of products: own, tf32, float16 or bfloat16"),
+    _word("--seconds", type=float, default=60.0, help="the longest that one answer may take"),
+    _word("--memory", default="8GiB", help="the most that a candidate may use"),
+    _word("--readable", nargs="+", metavar="PATH", help="what candidates may read besides"),
+)
+def _judge(options: argparse.Namespace) -> int:
+    """Say whether kernels that nobody trusts are right, safe and fast; exit status 0 if all are."""
+    _loader()
+    from loader.jit.judge.judge import main as judge
+
+    return judge(options)
+
+
+@_command(
     _word("file", nargs="?", help="a photograph or a volume; the MNI brain where none is named"),
     _word("--operator", metavar="NAME", help="send it through this operator"),
     _word("--library", metavar="FOLDER", help="offer the operators of this loader.Library"),

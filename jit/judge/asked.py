@@ -1,0 +1,142 @@
+"""What a referee asks of a confined process, and how it takes the answers: as data, looked at."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from . import exhibits
+from .cases import Case
+from .exhibits import Layout, Mapped
+from .jail import Jail
+from .verdict import Refused
+
+_MOST = 1 << 35  # bytes of results
+_ROOM = 1 << 20  # bytes, for results of other shapes than are due
+_TEXT = 8000  # characters of an error
+_RESULTS = {"tree": dict, "layout": list}
+_ALIAS = [int, str, int]  # which result lies in the memory of which argument or result
+_CALLED: dict[str, Any] = {
+    "outside": str,
+    "types": [str, ...],
+    "aliases": [_ALIAS, ...],
+    "patched": [str, ...],
+}
+_CALLED |= {"late": bool, "devices": [str, ...]}
+# What an answer has to have, since it may come from a process that somebody else has taken over.
+_ANSWERS: dict[str, dict[str, Any]] = {
+    "call": {"results": _RESULTS, **_CALLED},
+    "again": {"results": _RESULTS},
+    "exact": {"results": _RESULTS, "rule": str},
+    "inputs": {"arguments": _RESULTS},
+    "batch": {"claimed_ms": [float, ...]},
+}
+
+
+class Misused(Exception):
+    """The user's mistake: the candidate cannot be judged."""
+
+
+class Options(NamedTuple):
+    """What is asked of a judgement."""
+
+    inputs: str = "get_inputs"
+    given: str = ""  # a file with lists of arguments, instead of a function that makes them
+    precision: str = "own"
+    timed: bool = True
+    compiled: bool = False  # race against torch.compile of the reference too
+    device: str = "cpu"
+    general: bool = False  # other shapes, dtypes and determinism count
+
+
+class Asked:
+    """A confined process, as the referee knows it, and the memory by which it gets arguments."""
+
+    def __init__(self, jail: Jail, role: str):
+        self.jail, self.role = jail, role
+        self._layout: tuple = ()
+        self._mapped: Mapped | None = None
+
+    def ask(self, what: str, files: Sequence[int] = (), **words: Any) -> dict:
+        """Ask for one thing. Raises: Ended; Refused or Misused with what it raised."""
+        answer = self.jail.ask({"do": what, **words}, files)
+        self.check(answer, what)
+        return answer
+
+    def check(self, answer: dict, what: str) -> None:
+        """Raise what the answer says was raised there."""
+        if "error" in answer:
+            for file in answer["files"]:
+                os.close(file)
+            build = answer.get("build") if isinstance(answer.get("build"), dict) else None
+            self._raised(what, str(answer["error"])[:_TEXT], str(answer.get("kind")), build)
+        if not all(_fits(answer.get(name), form) for name, form in _ANSWERS.get(what, {}).items()):
+            for file in answer["files"]:
+                os.close(file)
+            raise Refused("results", f"its process answers {what!r} with something else")
+
+    def _raised(self, what: str, text: str, kind: str, build: dict | None) -> None:
+        if self.role == "reference" or kind == "unusable":
+            raise Misused(text if kind == "unusable" else f"the reference raises: {text}")
+        if kind == "exited":
+            text = f"it calls sys.exit(): {text}"
+        raise Refused("loads" if what in ("load", "make") else "runs", text, build)
+
+    def tensors(self, answer: dict, name: str) -> list[Tensor]:
+        """Copy the tensors of an answer. Raises: Refused where they are none."""
+        try:
+            files = answer["files"]
+            found = exhibits.unpack(answer[name]["layout"], files[0], _MOST)
+        except (exhibits.Malformed, LookupError, TypeError, OSError) as error:
+            raise Refused("results", f"what it hands out is no result: {error}") from None
+        finally:
+            for file in answer["files"]:
+                os.close(file)
+        return found
+
+    def results(self, what: str, like: Sequence[Tensor], **words: Any) -> tuple[dict, list[Tensor]]:
+        """Ask for results, in memory of this process with room for some more than these.
+
+        Returns: answer and results. Raises: as `ask`, Refused for what are no results.
+        """
+        file = exhibits.make(2 * Layout.of(like).size + _ROOM)
+        try:
+            answer = self.ask(what, [file], **words)
+            for other in answer["files"]:
+                os.close(other)
+            return answer, self.tensors({**answer, "files": [os.dup(file)]}, "results")
+        finally:
+            os.close(file)
+
+    def give(self, case: Case) -> None:
+        """Put arguments where it sees them: at the same addresses as long as shapes are."""
+        layout = Layout.of(case.tensors)
+        if self._layout != (layout, case.tree):
+            file = exhibits.make(layout.size)
+            try:
+                words = {"tree": case.tree, "layout": layout.json(), "size": layout.size}
+                self._mapped = Mapped(file, layout)
+                self.ask("place", [file], **words)
+            finally:
+                os.close(file)
+            self._layout = (layout, case.tree)
+        assert self._mapped
+        self._mapped.fill(case.tensors)
+
+    def now(self) -> list[Tensor]:
+        """Return the arguments as they lie there now."""
+        assert self._mapped
+        return self._mapped.copies()
+
+
+def _fits(value: Any, form: Any) -> bool:
+    """True for plain data of a form: a type, a dict or list of forms, `[form, ...]` for many."""
+    if isinstance(form, dict):
+        return isinstance(value, dict) and all(_fits(value.get(k), f) for k, f in form.items())
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return False
+        forms = form[:1] * len(value) if form[-1] is ... else form
+        return len(forms) == len(value) and all(map(_fits, value, forms))
+    return type(value) is form

@@ -1,0 +1,222 @@
+"""The time of record: taken outside of the process that is timed.
+
+A round sends fresh arguments for a number of calls, in memory that the process could not see before
+the clock was started, and stops the clock when it says that all results lie in memory that this
+process reads; it is halted by a signal before they are read, it can have no other process at work
+(jail.py, seccomp.py), and every result is compared. So nothing that it does to clocks of its own
+changes what is measured, and a result that is late is wrong. What the way there and back takes is
+measured with a reference that is not called, and taken off of both sides.
+"""
+
+import os
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import exhibits, tolerance
+from .asked import Asked, Options
+from .cases import Case, is_free, secret
+from .exhibits import Layout, Mapped
+from .verdict import Refused
+
+_ROUNDS = 7
+_LENGTH = 0.02  # seconds of a round that is long enough
+_BYTES = 1 << 27  # of the arguments of one round
+_MOST_CALLS = 200
+_COPIED = 1 << 26  # bytes of the copy that says what memory can do
+_BORNE_OUT, _SLACK_MS = 0.5, 5.0  # what events say is to be so much of what the judge has waited
+
+
+class Contest(NamedTuple):
+    """Two processes, and what the contest does for a race between them."""
+
+    candidate: Asked
+    reference: Asked
+    compiled: Asked | None  # the reference, by torch.compile
+    drawn: Callable[[str, int], Case]
+    check: Callable[[list[Tensor], list[Tensor], Case], None]
+    device: str = "cpu"
+
+
+class Round(NamedTuple):
+    """Seconds for a number of calls, and their results."""
+
+    seconds: float
+    results: list[Tensor]
+    claimed: list[float]  # milliseconds of each call by CUDA's events, which are not believed alone
+
+
+def race(contest: Contest) -> dict[str, Any]:
+    """Time candidate and reference in turns; their medians and spreads in milliseconds.
+
+    Raises: what the calls do; Refused for a result that is wrong.
+    """
+    _lock(contest)
+    case = contest.drawn("timed", 2)
+    per_call = sum(x.numel() * x.element_size() for x in case.tensors)
+    contest.reference.give(case)
+    answer = contest.reference.ask("call", guarded=False, keep=True, seed=1)
+    out = contest.reference.tensors(answer, "results")
+    sides = {"reference": contest.reference, "candidate": contest.candidate}
+    if contest.compiled:
+        sides["compiled"] = contest.compiled
+        contest.compiled.give(case)
+        _once(contest.compiled, [case], out, False)
+    once = min(_once(contest.reference, [case], out, False).seconds for _ in range(2))
+    bytes_of_all = per_call + sum(x.numel() * x.element_size() for x in out)
+    count = int(max(1, min(_LENGTH / once, _MOST_CALLS, _BYTES / max(1, bytes_of_all))))
+    taken: dict[str, list[float]] = {name: [] for name in (*sides, "overhead")}
+    clocks = _clocks(contest.device)
+    for number in range(_ROUNDS):
+        sets = _fresh(contest, case, count)
+        empty = _once(contest.reference, sets, out, True)
+        taken["overhead"].append(1e3 * empty.seconds / count)
+        results = {}
+        for name in sides if number % 2 else reversed(sides):
+            done = _once(sides[name], sets, out, False)
+            results[name] = done.results
+            taken[name].append(_believed(name, done, empty, count, contest.device))
+        for i, given in enumerate(sets):
+            part = slice(i * len(out), (i + 1) * len(out))
+            contest.check(results["candidate"][part], results["reference"][part], given)
+    summary = _summary(taken, count, contest.device)
+    summary["clocks"] = [*clocks, *_clocks(contest.device)]
+    return summary | _limit(summary, bytes_of_all, contest.device)
+
+
+def _believed(name: str, done: Round, empty: Round, count: int, device: str) -> float:
+    """Return milliseconds of a call: on a GPU by events, if the judge's clock bears them out."""
+    if device != "cuda":
+        return 1e3 * done.seconds / count
+    claimed = sum(done.claimed)
+    outside = 1e3 * (done.seconds - empty.seconds)
+    if name == "candidate" and claimed < _BORNE_OUT * outside - _SLACK_MS:
+        raise Refused(
+            "streams",
+            f"events around {count} calls say {claimed:.3g} ms, and they kept the judge waiting "
+            f"for {outside:.3g} ms: their work is not on the current stream, or the events lie",
+        )
+    return statistics.median(done.claimed)
+
+
+def _limit(summary: dict[str, Any], moved: int, device: str) -> dict[str, Any]:
+    """Say what share of the bandwidth of a copy the candidate's arguments and results come to."""
+    x = torch.ones(_COPIED, dtype=torch.uint8)
+    if device == "cuda":  # the referee wakes no GPU: a copy is timed where the reference runs
+        return {"bytes": moved}
+    y = torch.empty_like(x)
+    seconds = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        y.copy_(x)
+        seconds.append(time.perf_counter() - begun)
+    limit = 1e3 * moved * min(seconds) / (2 * _COPIED)
+    median = summary["candidate"]["median_ms"]
+    return {"bytes": moved, "limit_ms": limit, "share_of_limit": limit / median if median else None}
+
+
+def _clocks(device: str) -> list[str]:
+    """Return the GPU's clocks and what slows it down, as nvidia-smi tells."""
+    if device != "cuda":
+        return []
+    words = "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active"
+    command = ["nvidia-smi", f"--query-gpu={words}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.strip().splitlines()[:1]
+
+
+def _lock(contest: Contest) -> None:
+    """From here on the candidate is one process that can start no other."""
+    jail = contest.candidate.jail
+    before = jail.filters()
+    contest.candidate.ask("lock")
+    after = jail.filters()
+    for pid in jail.processes()[1:]:
+        os.kill(pid, signal.SIGKILL)
+    jail.in_force["no new processes while timed"] = 0 < before < after
+    if 0 < after <= before:
+        raise Refused("tampering", "it keeps the judge's code in its process from its work")
+
+
+def _fresh(contest: Contest, case: Case, count: int) -> list[Case]:
+    """Return arguments for `count` calls that were never used before."""
+    first = contest.drawn("timed", 2)
+    if Layout.of(first.tensors) != Layout.of(case.tensors):  # samples of many shapes
+        first = _rolled(case)
+    return [first, *(_rolled(first) for _ in range(count - 1))]
+
+
+def _rolled(case: Case) -> Case:
+    """Return a case with the numbers of each free tensor turned and scaled by chance."""
+
+    def rolled(x: Tensor) -> Tensor:
+        scale = 0.75 + 0.25 * (secret() % 1024) / 1024
+        return (x.flatten().roll(secret() % x.numel()) * scale).reshape(x.shape)
+
+    return case.named("timed", [rolled(x) if is_free(x) else x for x in case.tensors])
+
+
+def _once(witness: Asked, sets: Sequence[Case], out: list[Tensor], empty: bool) -> Round:
+    given = [x for case in sets for x in case.tensors]
+    one, of_out = Layout.of(sets[0].tensors), Layout.of(out)
+    layout = one.repeated(one.period, len(sets))
+    results = of_out.repeated(of_out.period, len(sets))
+    files = exhibits.make(layout.size), exhibits.make(results.size)
+    try:
+        Mapped(files[0], layout).fill(given)
+        order = {"do": "batch", "layout": one.json(), "size": one.size, "out": of_out.json()}
+        order |= {"out_size": of_out.size, "count": len(sets), "empty": empty}
+        mapped = Mapped(files[1], results)
+        begun = time.perf_counter()
+        answer = witness.jail.ask(order, files)
+        seconds = time.perf_counter() - begun
+        witness.jail.signal(signal.SIGSTOP)
+        found = mapped.copies()
+        witness.jail.signal(signal.SIGCONT)
+        witness.check(answer, "batch")
+        return Round(seconds, found, answer["claimed_ms"])
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _summary(taken: dict[str, list[float]], count: int, device: str) -> dict[str, Any]:
+    overhead = min(taken.pop("overhead"))
+    if device == "cuda":
+        overhead = 0.0  # events have none
+    summary: dict[str, Any] = {"calls": count, "rounds": _ROUNDS, "overhead_ms": overhead}
+    medians = {}
+    for name, samples in taken.items():
+        net = [max(ms - overhead, 0.0) for ms in samples]
+        medians[name] = statistics.median(net)
+        summary[name] = {
+            "median_ms": medians[name],
+            "fastest_ms": min(net),
+            "slowest_ms": max(net),
+            "measured_ms": samples,
+        }
+    summary["resolved"] = min(medians.values()) > overhead / 4 or device == "cuda"
+    if not summary["resolved"]:
+        medians = {name: statistics.median(samples) for name, samples in taken.items()}
+    for name in medians.keys() - {"candidate"}:
+        key = "speedup" if name == "reference" else f"speedup_over_{name}"
+        summary[key] = medians[name] / max(medians["candidate"], 1e-9)
+    return summary
+
+
+def allowance(dtype: torch.dtype, given: Sequence[Tensor], options: Options) -> float:
+    """By what share of its size a timed result may differ from the reference's own."""
+    if not dtype.is_floating_point:
+        return 0.0
+    terms = max([x.numel() for x in given] or [1]) ** 0.25
+    unit = max(tolerance.unit(dtype), tolerance.PRECISIONS[options.precision])
+    return 64 * unit * terms

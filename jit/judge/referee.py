@@ -1,0 +1,345 @@
+"""One candidate judged: what is asked of two confined processes, and what is made of the answers.
+
+This process runs neither's code. Seeds are made once the candidate has been loaded; it learns
+arguments when it is called with them, and of the reference's results nothing.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import cases, clock, compare, exhibits
+from .asked import Asked, Misused, Options
+from .cases import Case
+from .jail import Ended, Jail
+from .verdict import INFORMATIVE, Ledger, Refused
+
+_CLASSES = {"candidate": ["ModelNew"], "reference": ["Model"]}
+
+
+class Expected(NamedTuple):
+    """What the reference makes of a case."""
+
+    tree: Any
+    plain: list[Tensor]  # in its own dtype
+    exact: list[Tensor]
+    allowed: list[Tensor]
+    after: list[Tensor]  # its arguments after the call
+    aliases: list
+    rule: str
+
+
+class Referee:
+    """Judges one candidate against one reference."""
+
+    def __init__(
+        self,
+        candidate: Jail,
+        reference: Jail,
+        compiled: Jail | None,
+        options: Options,
+        turn: int,
+    ):
+        self._turn = turn  # a file that is locked by whoever measures
+        self.candidate = Asked(candidate, "candidate")
+        self.reference = Asked(reference, "reference")
+        self.compiled = Asked(compiled, "reference") if compiled else None
+        self._options = options
+        self._ledger = Ledger(options.general)
+        self._guarded = False
+        self._case = ""
+        self.data: dict[str, Any] = {}
+        self._init: dict = {}
+        self._given: list[list] = []
+
+    def judge(self, candidate: list, reference: list, text: str | None) -> dict:
+        """Return all that was found out, as plain data. Raises: Misused."""
+        begun = time.perf_counter()
+        try:
+            self._load(candidate, reference, text)
+            if self._options.device == "cuda":
+                fcntl.flock(self._turn, fcntl.LOCK_EX)
+            self._values()
+            if self._options.timed:
+                self._times()
+        except Refused as refused:
+            self._ledger.failed(refused.check, str(refused))
+            if refused.build:
+                self.data["build"] = refused.build
+        except Ended as ended:
+            self._ended(ended)
+        return self._summary(time.perf_counter() - begun)
+
+    def _ended(self, ended: Ended) -> None:
+        where = f" ({self._case})" if self._case else ""
+        if self._reference_ended():
+            raise Misused(f"the reference: {ended}{where}") from None
+        check = "runs"
+        if ended.reason == "crashed" and self._guarded and "memory" in str(ended):
+            check = "bounds"
+        self._ledger.failed(check, f"{ended}{where}")
+        self.data["ended"] = ended.reason
+
+    def _reference_ended(self) -> bool:
+        return not self.reference.jail.alive
+
+    def _summary(self, seconds: float) -> dict:
+        jail = self.candidate.jail
+        return {
+            **self._ledger.summary(),
+            "seconds": seconds,
+            "peak_memory": jail.used(),
+            "isolation": {k: v for k, v in jail.in_force.items() if k != "exit"},
+            "output": {"bytes": jail.printed, "text": jail.output()[:4000]},
+            **self.data,
+        }
+
+    def _load(self, candidate: list, reference: list, text: str | None) -> None:
+        order = {"do": "load", "source": reference, "text": None, "classes": _CLASSES["reference"]}
+        self.reference.jail.send(order)  # while the candidate builds
+        begun = time.perf_counter()
+        failure: Exception | None = None
+        classes = _CLASSES["candidate"]
+        try:
+            self.candidate.ask("load", source=candidate, text=text, classes=classes)
+        except (Refused, Ended, Misused) as error:
+            failure = error
+        self.data["load_seconds"] = time.perf_counter() - begun
+        answer = self.reference.jail.answer()
+        if "error" in answer:
+            raise Misused(f"the reference cannot be loaded: {answer['error']}")
+        if failure:
+            raise failure
+        self._init = {"tree": answer["init"]["tree"], "layout": answer["init"]["layout"]}
+        if self.compiled:
+            again = self.compiled.ask("load", source=reference, text=None, classes=["Model"])
+            for file in again["files"]:
+                os.close(file)
+        self._make(answer["files"][0])
+        self._ledger.passed("loads")
+
+    def _make(self, file: int) -> None:
+        """Make both models, with the same secret seed."""
+        seed = cases.secret()
+        try:
+            for witness in (self.reference, self.candidate):
+                witness.ask("make", [file], init=self._init, seed=seed)
+            if self.compiled:
+                self.compiled.ask("make", [file], init=self._init, seed=seed, compiled=True)
+        finally:
+            os.close(file)
+
+    def drawn(self, name: str, number: int = 0) -> Case:
+        """Return arguments as the user gives them, drawn anew where a function does."""
+        if self._options.given:
+            if not self._given:
+                self._given = torch.load(self._options.given, weights_only=True)
+            arguments = self._given[number % len(self._given)]
+            tensors: list[Tensor] = []
+            case = Case(name, exhibits.flatten(list(arguments), tensors), tensors)
+            return case if number < len(self._given) else cases.shuffled(case, name)
+        answer = self.reference.ask("inputs", name=self._options.inputs, seed=cases.secret())
+        tree = answer["arguments"]["tree"]
+        return Case(name, tree, self.reference.tensors(answer, "arguments"))
+
+    def _all_cases(self) -> Iterator[tuple[str, Case]]:
+        """Yield the cases, each with the check that is for it."""
+        first, second = self.drawn("as given"), self.drawn("as given, drawn again", 1)
+        if not first.tensors:
+            raise Misused("the inputs hold no tensor")
+        yield "values", first
+        yield "caching", second
+        if changed := cases.half_changed(second, first):
+            yield "caching", changed
+        for case in cases.distributions(first):
+            yield "values", case
+        if not self._options.given:
+            yield "values", self.drawn("as given, drawn a third time", 2)
+        yield "determinism", first
+        for case in cases.other_shapes(first):
+            yield "other_shapes", case
+        for case in cases.other_dtypes(first):
+            yield "other_dtypes", case
+
+    def _values(self) -> None:
+        results: list[list[Tensor]] = []
+        lasting = True  # a result of the reference's own is no argument
+        for check, case in self._all_cases():
+            self._case = case.name
+            required = case.name.startswith("as given")
+            expected = self._expected(case, required)
+            if expected is None:
+                continue
+            try:
+                got = self._called(case, expected, check)
+                if check not in INFORMATIVE or check == "determinism":
+                    results.append(got)
+            except Refused as refused:
+                if check not in ("other_shapes", "other_dtypes"):
+                    raise
+                self._ledger.failed(check, f"{case.name}: {str(refused).splitlines()[-1]}")
+                continue
+            lasting = lasting and not expected.aliases
+            if check == "determinism" and not compare.same_bits(results[0], got):
+                self._ledger.failed(check, "the same arguments gave other bits the second time")
+            self._ledger.passed(check)
+        self._case = ""
+        if lasting:
+            self._still_there(results)
+        if self._options.device == "cuda":
+            self._ledger.passed("streams")
+        ran = "runs", "results", "written", "bounds", "inputs_unchanged", "aliasing", "tampering"
+        self._ledger.passed(*ran)
+
+    def _still_there(self, results: list[list[Tensor]]) -> None:
+        """Look at the first result again, after later calls with other arguments in their place."""
+        _, now = self.candidate.results("again", results[0], number=0)
+        if not compare.same_bits(now, results[0]):
+            raise Refused("aliasing", "a result changed after it was returned, by a later call")
+
+    def _expected(self, case: Case, required: bool) -> Expected | None:
+        """Ask the reference; None where it has nothing to compare with."""
+        reference = self.reference
+        seed = 1
+        try:
+            reference.give(case)
+            answer = reference.ask("call", guarded=False, keep=False, seed=seed)
+            plain = reference.tensors(answer, "results")
+            after = reference.now()
+            reference.give(case)
+            found = reference.ask("exact", seed=seed, precision=self._options.precision)
+            pairs = reference.tensors(found, "results")
+        except Misused:
+            if required:
+                raise
+            return None
+        exact, allowed = pairs[::2], pairs[1::2]
+        finite = all(bool(x.isfinite().all()) for x in exact if x.is_floating_point())
+        whole = any(not x.is_floating_point() and not x.is_complex() for x in exact)
+        if not required and (not finite or (whole and case.name == cases.SPARSE)):
+            return None  # which of equal numbers comes first is nobody's mistake
+        self.data.setdefault("tolerance", found["rule"])
+        tree, aliases = answer["results"]["tree"], answer["aliases"]
+        return Expected(tree, plain, exact, allowed, after, aliases, found["rule"])
+
+    def _called(self, case: Case, expected: Expected, check: str) -> list[Tensor]:
+        """Call the candidate, and look at all that can be seen. Raises: Refused, Ended."""
+        self.candidate.give(case)
+        self._guarded = True
+        keep = check in ("values", "caching")
+        words = {"guarded": True, "keep": keep, "seed": 1}
+        answer, got = self.candidate.results("call", expected.plain, **words)
+        self._alike(answer, got, expected)
+        if wrong := {*answer["devices"]} - {self._options.device}:
+            raise Refused("results", f"a result is on {wrong.pop()}, not {self._options.device}")
+        if answer["late"]:
+            raise Refused("streams", "a result changed once all streams were waited for")
+        if outside := answer["outside"]:
+            raise Refused("bounds", f"it {outside[:300]}")
+        if patched := answer["patched"]:
+            raise Refused("tampering", f"it replaced {', '.join(patched[:5])}"[:500])
+        if not compare.same_bits(self.candidate.now(), expected.after):
+            raise Refused("inputs_unchanged", "an argument is not what the reference leaves of it")
+        self._right(case, got, expected, check)
+        shared = {result for result, *_ in expected.aliases}  # by the reference itself
+        named = [a for a in answer["aliases"] if a[0] not in shared]
+        if named:
+            number, what, other = named[0]
+            whose = f"argument {other}" if what == "input" else f"the result of call {other + 1}"
+            raise Refused("aliasing", f"result {number} lies in the memory of {whose}")
+        return got
+
+    def _alike(self, answer: dict, got: list[Tensor], expected: Expected) -> None:
+        """Number, kinds, shapes and dtypes."""
+        tree = answer["results"]["tree"]
+        if _loose(tree) != _loose(expected.tree) or len(got) != len(expected.plain):
+            raise Refused(
+                "results",
+                f"it returns {_shape_of(tree)}, the reference {_shape_of(expected.tree)}",
+            )
+        kinds = {*answer["types"]} - {"Tensor", "Parameter"}
+        if kinds:
+            raise Refused("results", f"a result is a {kinds.pop()}, where a plain tensor is due")
+        for i, (x, y) in enumerate(zip(got, expected.plain, strict=True)):
+            for what, a, b in (("shape", tuple(x.shape), tuple(y.shape)), ("", x.dtype, y.dtype)):
+                if a != b:
+                    raise Refused(
+                        "results", f"result {i} has {what or 'dtype'} {a}, the reference's {b}"
+                    )
+
+    def _right(self, case: Case, got: list[Tensor], expected: Expected, check: str) -> None:
+        """Each element within rounding."""
+        for i, (x, exact, allowed) in enumerate(
+            zip(got, expected.exact, expected.allowed, strict=True)
+        ):
+            wrong = compare.differs(x, exact, allowed)
+            if not wrong:
+                near = self.data.get("share_of_tolerance", 0.0)
+                if check not in ("other_shapes", "other_dtypes"):
+                    found = compare.share(x, exact, allowed)
+                    self.data["share_of_tolerance"] = max(near, found)
+                continue
+            if check not in ("other_shapes", "other_dtypes"):
+                self.data["worst"] = {"case": case.name, "result": i, **wrong}
+            text = (
+                f"{case.name}: result {i} is wrong at {wrong['wrong']} of {wrong['of']} places, "
+                f"most at {tuple(wrong['index'])}: {wrong['got']}, expected {wrong['expected']}, "
+                f"within {wrong['allowed']:.2g}"
+            )
+            if wrong["unwritten"] == wrong["wrong"]:
+                raise Refused("written", f"{text}; these were never written")
+            raise Refused("values" if check == "determinism" else check, text)
+
+    def _times(self) -> None:
+        self._guarded = False
+        self._case = "the calls that are timed"
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        self.data["time"] = clock.race(
+            clock.Contest(
+                self.candidate,
+                self.reference,
+                self.compiled,
+                self.drawn,
+                self.check_timed,
+                self._options.device,
+            )
+        )
+        self._ledger.passed("timed_values")
+
+    def check_timed(self, got: list[Tensor], plain: list[Tensor], case: Case) -> None:
+        """Compare results of calls that were timed with the reference's. Raises: Refused."""
+        for x, y in zip(got, plain, strict=True):
+            size = y.double().abs().nan_to_num(0, 0, 0)
+            scale = size.mean() if y.numel() else torch.tensor(0.0)
+            near = (size + 4 * scale) * clock.allowance(y.dtype, case.tensors, self._options)
+            if wrong := compare.differs(x, y, near):
+                self.data["worst"] = {"case": case.name, "result": 0, **wrong}
+                raise Refused(
+                    "timed_values",
+                    f"while it was timed it gave {wrong['got']} at {tuple(wrong['index'])} where "
+                    f"{wrong['expected']} was due, and {wrong['wrong']} such elements",
+                )
+
+
+def _loose(tree: Any) -> Any:
+    """Return a result's description with lists and tuples alike."""
+    if len(tree) != 1:
+        return None
+    ((kind, value),) = tree.items()
+    if kind in ("list", "tuple"):
+        return [_loose(each) if isinstance(each, dict) else None for each in value]
+    return kind, value
+
+
+def _shape_of(tree: Any) -> str:
+    if not isinstance(tree, dict):
+        return "nothing"
+    ((kind, value),) = list(tree.items())[:1] or [("plain", None)]
+    if kind in ("list", "tuple"):
+        return f"a {kind} of {len(value)}"
+    return "a tensor" if kind == "tensor" else f"{value!r}"[:80]

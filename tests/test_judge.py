@@ -1,0 +1,189 @@
+"""`loader.judge` and `python -m loader judge`: forms, reports, bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from honest_candidates import HONEST, INLINE, REFERENCES
+from hostile_candidates import REFERENCE, RIGHT, module
+
+import loader
+
+FUNCTIONS = """
+import torch
+
+
+def theirs(x, y):
+    return torch.sin(x) + y
+
+
+def mine(x, y):
+    return y + x.sin()
+
+
+def wrong(x, y):
+    out = torch.sin(x) + y
+    out[3, 4] += 0.5
+    return out
+
+
+def arguments():
+    return [torch.rand(8, 8), torch.rand(8, 8)]
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("judge")
+    (folder / "ref.py").write_text(REFERENCE)
+    (folder / "right.py").write_text(module(f"return {RIGHT}"))
+    (folder / "wrong.py").write_text(module(f"out = {RIGHT}\nout[3, 4] += 0.5\nreturn out"))
+    (folder / "functions.py").write_text(FUNCTIONS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """The verdicts of all honest candidates, by name."""
+    folder, verdicts = tmp_path_factory.mktemp("honest"), {}
+    for kind, text in REFERENCES.items():
+        (folder / kind).mkdir()
+        (folder / kind / "reference.py").write_text(text)
+        paths = {}
+        for name, (reference, code) in HONEST.items():
+            if reference == kind:
+                paths[name] = folder / kind / f"{name}.py"
+                paths[name].write_text(code)
+        found = loader.judge([*paths.values()], folder / kind / "reference.py", jobs=2, timed=False)
+        verdicts |= dict(zip(paths, found, strict=True))
+    return verdicts
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_no_honest_candidate_is_refused(honest, name):
+    assert honest[name].accepted, honest[name]
+
+
+def test_an_extension_that_it_builds(files):
+    (files / "inline.py").write_text(INLINE)
+    verdict = loader.judge(files / "inline.py", files / "ref.py", timed=False)
+    assert verdict.accepted, verdict
+
+
+def test_an_extension_that_does_not_compile(files):
+    (files / "broken.py").write_text(INLINE.replace("y.sum(-1, true)", "y.summ(-1, true)"))
+    verdict = loader.judge(files / "broken.py", files / "ref.py", timed=False)
+    assert verdict.failed == ["loads"]
+    assert "summ" in verdict.check("loads")["text"]
+    assert verdict.data["build"]["messages"][0]["line"]
+
+
+def test_two_functions(files):
+    path = files / "functions.py"
+    words = {"inputs": "arguments", "timed": False}
+    assert loader.judge(f"{path}:mine", f"{path}:theirs", **words).accepted
+    verdict = loader.judge(f"{path}:wrong", f"{path}:theirs", **words)
+    assert verdict.failed == ["values"]
+    worst = verdict.data["worst"]
+    assert worst["index"] == [3, 4]
+    assert worst["got"] - worst["expected"] == pytest.approx(0.5, abs=1e-3)
+    assert len(worst["neighbourhood"]["got"]) == 5
+    assert "worst element: result 0 at (3, 4)" in str(verdict)
+
+
+def test_arguments_that_are_given(files):
+    path = files / "functions.py"
+    given = [[torch.rand(5, 6), torch.rand(5, 6)], (torch.rand(8, 9), torch.rand(8, 9))]
+    assert loader.judge(f"{path}:mine", f"{path}:theirs", given, timed=False).accepted
+    assert loader.judge(f"{path}:wrong", f"{path}:theirs", given, timed=False).failed == ["values"]
+
+
+def test_an_operator_has_its_own_reference():
+    assert loader.judge(loader.square, timed=False).accepted
+    assert loader.judge("add2", timed=False).accepted
+
+
+def run(*words: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "loader", "judge", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_command_judges_a_folder_and_writes_json(files, tmp_path):
+    folder, out = tmp_path / "candidates", tmp_path / "out.json"
+    folder.mkdir()
+    for name in ("right", "wrong"):
+        (folder / f"{name}.py").write_text((files / f"{name}.py").read_text())
+    done = run(folder, "--reference", files / "ref.py", "--json", out, "--jobs", 2)
+    assert done.returncode == 1, done.stderr
+    assert "2 candidates" in done.stdout and "values" in done.stdout
+    data = json.loads(out.read_text())
+    right, wrong = data["candidates"]
+    assert (right["verdict"], right["failed"]) == ("accepted", [])
+    assert (wrong["verdict"], wrong["failed"]) == ("refused", ["values"])
+    assert data["throughput"]["candidates"] == 2
+    assert right["time"]["candidate"]["median_ms"] >= 0
+    assert right["time"]["speedup"] > 0
+    assert len(right["time"]["candidate"]["measured_ms"]) == right["time"]["rounds"]
+    page = (ROOT / "docs/judge.md").read_text()
+    for check in right["checks"]:
+        assert f"| `{check['name']}` |" in page
+    for field in right:
+        assert f"`{field}`" in page
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words", "says"),
+    [
+        ("no_such.py", {}, "no such file: .*no_such.py"),
+        ("ref.py", {}, "has no class `ModelNew`"),
+        ("right.py", {"reference": "raises.py"}, "the reference raises: .*broken on purpose"),
+        ("right.py", {"reference": "does_not_load.py"}, "cannot be loaded: .*SyntaxError"),
+        ("right.py", {"reference": "no_tensors.py"}, "hold no tensor"),
+        ("right.py", {"reference": "odd_inputs.py"}, "an argument is neither a tensor"),
+        ("right.py", {"inputs": "nothing"}, "has no function 'nothing'"),
+        ("right.py", {"inputs": [[1, 2]]}, "must hold a tensor"),
+        ("right.py", {"inputs": 3}, "inputs must be"),
+        ("right.py", {"jobs": 0}, "jobs must be 1 or more"),
+        ("right.py", {"seconds": 0}, "seconds must be above 0"),
+        ("right.py", {"precision": "int4"}, "precision must be one of own, "),
+        (len, {}, "cannot be taken to another process"),
+        (3, {}, "a file, a function or an operator is due"),
+        ("functions.py:other", {"reference": "functions.py:theirs"}, "has no function 'other'"),
+    ],
+)
+def test_bad_input_gets_one_clear_error(files, candidate, words, says):
+    made = "torch.rand(24, 40), torch.rand(24, 40)"
+    (files / "raises.py").write_text(
+        REFERENCE.replace(
+            "return torch.relu", "assert 0, 'broken on purpose'\n        return torch.relu"
+        )
+    )
+    (files / "does_not_load.py").write_text("def )")
+    (files / "no_tensors.py").write_text(REFERENCE.replace(made, "1, 2"))
+    (files / "odd_inputs.py").write_text(REFERENCE.replace(made, "object()"))
+    if isinstance(candidate, str):
+        candidate = str(files / candidate)
+    words = {"reference": "ref.py", **words}
+    words["reference"] = str(files / words["reference"])
+    with pytest.raises((ValueError, TypeError, OSError), match=f"(?s)^judge: .*{says}") as raised:
+        loader.judge(candidate, **words)
+    assert "\n\n" not in str(raised.value)
+
+
+def test_the_command_says_what_is_wrong_with_status_2(files, tmp_path):
+    done = run(
+        files / "right.py", "--reference", files / "ref.py", "--json", tmp_path / "no/out.json"
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("loader: judge: ") and "no/out.json" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    done = run(files / "ref.py", "--reference", files / "ref.py")
+    assert done.returncode == 2 and "ModelNew" in done.stderr
