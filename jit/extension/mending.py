@@ -190,6 +190,11 @@ def warn(name: str, rows: Sequence[dict]) -> None:
     warnings.warn(text, MendWarning, stacklevel=level)
 
 
+def left_after(rows: Sequence[dict]) -> str:
+    """Return what is said behind errors that mends have left."""
+    return f"That is what is left after mends for an older torch or CUDA: {summary(rows)}"
+
+
 def summary(rows: Sequence[dict]) -> str:
     """Return the mends of an extension in a line: each with what stands there now, and where."""
     places: dict[str, list[str]] = {}
