@@ -20,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ..machine import settings
 from . import tamper
 from .asked import Misused, Options
 from .confine import Limits, Prison
@@ -190,7 +191,7 @@ def _life(role: str, folder: str, known: dict[str, Any], device: str, channel: A
     for name, below in places.items():
         os.makedirs(folder + below, exist_ok=True)
         os.environ[name] = folder + below
-    os.environ["LOADER_CACHE_DIR"] = ":".join(caches)
+    settings.choose("LOADER_CACHE_DIR", ":".join(caches))
     tempfile.tempdir = None
     sys.dont_write_bytecode = True
     loader._session.caches = tuple(map(Path, caches))
