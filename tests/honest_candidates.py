@@ -160,6 +160,13 @@ HONEST = {
         .replace("{{", "{")
         .replace("}}", "}"),
     ),
+    "compiled": (
+        "usual",
+        module(
+            "return work(x, y)",
+            f"@torch.compile(backend='aot_eager')\ndef work(x, y):\n    return {RIGHT}\n",
+        ),
+    ),
     "linear_module": (
         "linear",
         new("return self.l(a[0]).relu_()", "self.l = torch.nn.Linear(n[0], 32)"),
@@ -275,9 +282,4 @@ torch::Tensor relu_times_sum(torch::Tensor x, torch::Tensor y) {
     functions="relu_times_sum",
 )
 ''',
-)
-
-COMPILED = module(
-    "return work(x, y)",
-    f"@torch.compile\ndef work(x, y):\n    return {RIGHT}\n",
 )

@@ -106,6 +106,22 @@ def test_an_operator_has_its_own_reference():
     assert loader.judge("add2", timed=False).accepted
 
 
+@pytest.mark.parametrize("status", [0, 86])
+def test_an_accepted_candidate_is_called_once_more_under_compute_sanitizer(files, status):
+    """Under a stand-in, which starts what it is given and says that it found something."""
+    program = files / "compute-sanitizer"
+    program.write_text(
+        f"#!/bin/sh\nwhile [ $1 != {sys.executable} ]; do shift; done\n"
+        f'"$@" && echo "========= Invalid read of size 4" && exit {status}\n'
+    )
+    program.chmod(0o755)
+    words = {"timed": False, "sanitizer": program, "device": "cpu"}
+    verdict = loader.judge(files / "right.py", files / "ref.py", **words)
+    assert verdict.accepted == (status == 0), verdict
+    assert verdict.check("sanitizer")["outcome"] == ("failed" if status else "passed")
+    assert not status or "Invalid read" in verdict.check("sanitizer")["text"]
+
+
 def run(*words: object) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "loader", "judge", *map(str, words)],

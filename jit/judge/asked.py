@@ -12,7 +12,7 @@ from .exhibits import Layout, Mapped
 from .jail import Jail
 from .verdict import Refused
 
-_MOST = 1 << 35  # bytes of results
+MOST = 1 << 35  # bytes of results
 _ROOM = 1 << 20  # bytes, for results of other shapes than are due
 _TEXT = 8000  # characters of an error
 _RESULTS = {"tree": dict, "layout": list}
@@ -47,6 +47,7 @@ class Options(NamedTuple):
     timed: bool = True
     compiled: bool = False  # race against torch.compile of the reference too
     device: str = "cpu"
+    sanitizer: str = ""  # the program that the candidate is run under once more
     general: bool = False  # other shapes, dtypes and determinism count
 
 
@@ -81,13 +82,14 @@ class Asked:
             raise Misused(text if kind == "unusable" else f"the reference raises: {text}")
         if kind == "exited":
             text = f"it calls sys.exit(): {text}"
-        raise Refused("loads" if what in ("load", "make") else "runs", text, build)
+        data = {"build": build} if build else {}
+        raise Refused("loads" if what in ("load", "make") else "runs", text, **data)
 
     def tensors(self, answer: dict, name: str) -> list[Tensor]:
         """Copy the tensors of an answer. Raises: Refused where they are none."""
         try:
             files = answer["files"]
-            found = exhibits.unpack(answer[name]["layout"], files[0], _MOST)
+            found = exhibits.unpack(answer[name]["layout"], files[0], MOST)
         except (exhibits.Malformed, LookupError, TypeError, OSError) as error:
             raise Refused("results", f"what it hands out is no result: {error}") from None
         finally:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import exhibits, tolerance
+from . import compare, exhibits, tolerance
 from .asked import Asked, Options
 from .cases import Case, is_free, secret
 from .exhibits import Layout, Mapped
@@ -40,8 +40,7 @@ class Contest(NamedTuple):
     reference: Asked
     compiled: Asked | None  # the reference, by torch.compile
     drawn: Callable[[str, int], Case]
-    check: Callable[[list[Tensor], list[Tensor], Case], None]
-    device: str = "cpu"
+    options: Options
 
 
 class Round(NamedTuple):
@@ -72,7 +71,7 @@ def race(contest: Contest) -> dict[str, Any]:
     bytes_of_all = per_call + sum(x.numel() * x.element_size() for x in out)
     count = int(max(1, min(_LENGTH / once, _MOST_CALLS, _BYTES / max(1, bytes_of_all))))
     taken: dict[str, list[float]] = {name: [] for name in (*sides, "overhead")}
-    clocks = _clocks(contest.device)
+    clocks = _clocks(contest.options.device)
     for number in range(_ROUNDS):
         sets = _fresh(contest, case, count)
         empty = _once(contest.reference, sets, out, True)
@@ -81,13 +80,13 @@ def race(contest: Contest) -> dict[str, Any]:
         for name in sides if number % 2 else reversed(sides):
             done = _once(sides[name], sets, out, False)
             results[name] = done.results
-            taken[name].append(_believed(name, done, empty, count, contest.device))
+            taken[name].append(_believed(name, done, empty, count, contest.options.device))
         for i, given in enumerate(sets):
             part = slice(i * len(out), (i + 1) * len(out))
-            contest.check(results["candidate"][part], results["reference"][part], given)
-    summary = _summary(taken, count, contest.device)
-    summary["clocks"] = [*clocks, *_clocks(contest.device)]
-    return summary | _limit(summary, bytes_of_all, contest.device)
+            _check(contest.options, results["candidate"][part], results["reference"][part], given)
+    summary = _summary(taken, count, contest.options.device)
+    summary["clocks"] = [*clocks, *_clocks(contest.options.device)]
+    return summary | _limit(summary, bytes_of_all, contest.options.device)
 
 
 def _believed(name: str, done: Round, empty: Round, count: int, device: str) -> float:
@@ -213,7 +212,22 @@ def _summary(taken: dict[str, list[float]], count: int, device: str) -> dict[str
     return summary
 
 
-def allowance(dtype: torch.dtype, given: Sequence[Tensor], options: Options) -> float:
+def _check(options: Options, got: list[Tensor], plain: list[Tensor], case: Case) -> None:
+    """Compare results of calls that were timed with the reference's. Raises: Refused."""
+    for number, (x, y) in enumerate(zip(got, plain, strict=True)):
+        size = y.double().abs().nan_to_num(0, 0, 0)
+        scale = size.mean() if y.numel() else torch.tensor(0.0)
+        near = (size + 4 * scale) * _allowance(y.dtype, case.tensors, options)
+        if wrong := compare.differs(x, y, near):
+            raise Refused(
+                "timed_values",
+                f"while it was timed it gave {wrong['got']} at {tuple(wrong['index'])} where "
+                f"{wrong['expected']} was due, and {wrong['wrong']} such elements",
+                worst={"case": case.name, "result": number, **wrong},
+            )
+
+
+def _allowance(dtype: torch.dtype, given: Sequence[Tensor], options: Options) -> float:
     """By what share of its size a timed result may differ from the reference's own."""
     if not dtype.is_floating_point:
         return 0.0

@@ -39,6 +39,7 @@ class Prison(NamedTuple):
     folder: str
     readable: tuple[str, ...]
     writable: tuple[str, ...] = ()
+    listable: tuple[str, ...] = ()  # folders of which it may see the names
     unix_sockets: bool = False  # the driver of a GPU may want them
     files_in_memory: bool = False  # which count as nobody's memory
     bounded_data: bool = True  # CUDA reserves more than there is
@@ -91,7 +92,7 @@ def _keeper(
             os.close(reading)
             _limits(limits, prison.bounded_data)
             own = (prison.folder, *prison.writable, *_PLAIN_DEVICES)
-            done: dict = {"landlock": landlock.restrict(prison.readable, own, ["/dev"])}
+            done: dict = {"landlock": landlock.restrict(prison.readable, own, prison.listable)}
             done["landlock version"] = landlock.version()
             done["seccomp"] = _works(
                 lambda: seccomp.forbid(prison.unix_sockets, prison.files_in_memory)

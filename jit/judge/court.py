@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import settings
-from . import tamper
+from . import tamper, watched
 from .asked import Misused, Options
 from .confine import Limits, Prison
 from .forms import Source
@@ -141,6 +141,13 @@ class _Session:
             compiled = jails[2] if options.compiled else None
             referee = Referee(jails[0], jails[1], compiled, options, self._turn)
             data = referee.judge(list(candidate), list(reference), text)
+            if options.sanitizer and data["verdict"] == "accepted":
+                place = folder / "sanitized"
+                place.mkdir()
+                prison = self._prison("candidate", place, candidate, options.device)
+                how = str(place), options.device, options.sanitizer
+                jails.append(Jail(functools.partial(_watched_life, *how), prison, limits))
+                data = referee.sanitize(jails[-1])
             return {"data": {"candidate": candidate.label(), "reference": reference.label()} | data}
         except Misused as error:
             return {"unusable": str(error)}
@@ -154,6 +161,8 @@ class _Session:
         readable = [*_SYSTEM, *_interpreter(), *self._order["readable"], *self._order["caches"]]
         home = Path(__file__).parents[2]
         readable += [str(home / name) for name in _ROOMS]
+        if tool := self._order["options"]["sanitizer"]:
+            readable.append(str(Path(tool).resolve().parent))
         if role == "reference":
             own = str(Path(source.path).resolve().parent) if source.path else ""
             readable += [own, *sys.path, *self._order["private"]]
@@ -162,6 +171,7 @@ class _Session:
             str(folder),
             tuple(filter(None, readable)),
             gpu,
+            ("/dev", str(home), str(home.parent)),  # Python looks for `loader` there
             unix_sockets=bool(gpu),  # CUDA's driver may want both
             files_in_memory=bool(gpu) or role == "reference",
             bounded_data=not gpu,
@@ -181,7 +191,19 @@ def _interpreter() -> list[str]:
 
 
 def _life(role: str, folder: str, known: dict[str, Any], device: str, channel: Any) -> None:
-    """Live as a witness: whatever it writes goes to its own folder."""
+    """Live as a witness."""
+    _settle(folder)
+    live(role, folder, known, device, channel)
+
+
+def _watched_life(folder: str, device: str, tool: str, channel: Any) -> None:
+    """Live as a candidate in a Python of its own, under compute-sanitizer."""
+    _settle(folder)
+    watched.become(tool, folder, device, channel)
+
+
+def _settle(folder: str) -> None:
+    """Have all that is written without a place named go to this folder."""
     import loader
 
     caches = [*map(str, loader._session.caches), f"{folder}/cache"]
@@ -197,4 +219,3 @@ def _life(role: str, folder: str, known: dict[str, Any], device: str, channel: A
     loader._session.caches = tuple(map(Path, caches))
     vars(loader._session).pop("store", None)  # it was made of other folders
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    live(role, folder, known, device, channel)

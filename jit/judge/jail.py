@@ -98,6 +98,26 @@ class Jail:
                 self.kill()
                 raise Ended("hung", f"it gave no answer within {limit:g} s")
 
+    def finish(self) -> int:
+        """Tell it that nothing more is asked, and wait for its end; the exit status.
+
+        Raises: Ended where it does not end.
+        """
+        self._channel.shutdown(socket.SHUT_WR)
+        end = time.perf_counter() + self.limits.seconds
+        self._forget(self._channel.fileno())
+        while "exit" not in self.in_force and time.perf_counter() < end:
+            ready = {fd for fd, _ in self._poll.poll(1e3 * _WATCH)}
+            if self._output in ready:
+                self._drain()
+            if self._status in ready and self._has_ended():
+                break
+        self._drain()
+        if "exit" not in self.in_force:
+            self.kill()
+            raise Ended("hung", f"it did not end within {self.limits.seconds:g} s")
+        return int(self.in_force["exit"])
+
     def _received(self) -> dict:
         data: bytes = b""
         files: list[int] = []

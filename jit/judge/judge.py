@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,7 @@ def judge(
     seconds: float = 60.0,
     memory: int | str = "8GiB",
     readable: Sequence[str | os.PathLike[str]] = (),
+    sanitizer: str | os.PathLike[str] | None = None,
 ) -> Any:
     """Judge a candidate, or many, against a reference, in processes that can do no harm.
 
@@ -68,6 +70,8 @@ def judge(
             "float16" or "bfloat16".
         seconds: the longest that one answer (a build, a call) may take.
         memory: the most that one candidate may use, as bytes or a text such as "8GiB".
+        sanitizer: the program `compute-sanitizer`, under which an accepted candidate is called once
+            more; by default the one that is on PATH or beside nvcc, where it runs on a GPU.
         readable: files and folders that candidates may read, besides Python's and the system's.
 
     Returns: a Verdict for one candidate, Verdicts for several; they print as tables, `json()` gives
@@ -97,6 +101,7 @@ def judge(
             "options": {
                 **{"inputs": name, "given": file, "precision": precision, "timed": timed},
                 **{"general": general, "compiled": compiled, "device": place},
+                "sanitizer": _sanitizer(sanitizer, place),
             },
         }
         begun = time.perf_counter()
@@ -122,6 +127,18 @@ def _checked(jobs: int, seconds: float, precision: str) -> int:
         known = ", ".join(tolerance.PRECISIONS)
         raise ValueError(f"judge: precision must be one of {known}, got {precision!r}")
     return jobs
+
+
+def _sanitizer(program: str | os.PathLike[str] | None, device: str) -> str:
+    if program is not None:
+        if not os.access(program, os.X_OK):
+            raise FileNotFoundError(f"judge: no such program: {os.fspath(program)}")
+        return os.path.realpath(program)
+    if device != "cuda":
+        return ""
+    home = loader._session.toolchain.cuda_home
+    beside = shutil.which("compute-sanitizer", path=f"{home}/bin") if home else None
+    return shutil.which("compute-sanitizer") or beside or ""
 
 
 def _device(device: str | None) -> str:

@@ -35,9 +35,9 @@ INFORMATIVE = {"determinism", "other_shapes", "other_dtypes"}  # they refuse nob
 class Refused(Exception):
     """A check failed, and nothing more can be found out."""
 
-    def __init__(self, check: str, text: str, build: dict | None = None):
+    def __init__(self, check: str, text: str, **data: dict):
         super().__init__(text)
-        self.check, self.build = check, build  # of a build: `BuildError.as_dict()`
+        self.check, self.data = check, data  # for the JSON: `build`, `worst`
 
 
 class Ledger:

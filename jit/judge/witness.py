@@ -91,7 +91,7 @@ class Witness:
 
     def call(self, guarded: bool, keep: bool, seed: int, files: list[int]) -> dict:
         """Call the function with what lies in memory now; its results."""
-        assert self._form and self._form.function and self._mapped
+        assert self._form and self._form.function is not None and self._mapped
         arguments = self._arguments()
         torch.manual_seed(seed)
         self._guard = Guard(guarded and self._role == "candidate" and not self._gpu)
@@ -129,12 +129,12 @@ class Witness:
         """The results of an earlier call, as they are now."""
         return {"results": self._packed(None, {"plain": None}, self._kept[number], files)}
 
-    def exact(self, seed: int, precision: str, files: list[int]) -> dict:
+    def exact(self, seed: int, precision: str, closely: bool, files: list[int]) -> dict:
         """The reference's results in float64, and by how much each element may differ."""
         assert self._exact
         arguments = self._arguments()
         torch.manual_seed(seed)
-        found = tolerance.bounds(self._exact, arguments, precision)
+        found = tolerance.bounds(self._exact, arguments, precision, closely)
         tensors = [x for pair in found.pairs for x in pair]
         return {"results": self._packed(None, {"plain": None}, tensors), "rule": found.rule}
 
@@ -175,7 +175,7 @@ class Witness:
         return {"claimed_ms": claimed}
 
     def _one(self, given: list[Tensor], empty: bool) -> list[Tensor]:
-        assert self._form and self._form.function
+        assert self._form and self._form.function is not None
         if empty:
             return self._kept[0]
         return self._results(self._form.function(*exhibits.unflatten(self._tree, given)))[1]
@@ -290,3 +290,8 @@ def _told(error: BaseException) -> str:
     left_out = str(Path(__file__).parent), "importlib", "torch/nn/modules/module.py"
     kept = [line for line in lines if not any(part in line for part in left_out)]
     return "".join(kept).strip()[-_TEXT:]
+
+
+def resumed(role: str, folder: str, device: str, channel: int) -> None:
+    """Live as a witness in a Python that was started anew, under a tool that looks on."""
+    live(role, folder, tamper.known(), device, socket.socket(fileno=channel))

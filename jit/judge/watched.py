@@ -1,0 +1,52 @@
+"""A candidate called once under compute-sanitizer, which sees each access to memory."""
+
+import os
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..machine import child
+from . import cases, exhibits
+from .asked import Asked
+from .cases import Case
+from .jail import Jail
+
+_FOUND = 86  # the exit status of compute-sanitizer for findings, unlike Python's own
+_MARK = "========="  # begins its lines
+_MOST = 20  # of them
+
+
+class Again(NamedTuple):
+    """How a candidate is loaded and made."""
+
+    source: list
+    text: str | None
+    init: dict
+    tensors: list[Tensor]  # of the arguments that it is made with
+
+
+def become(tool: str, folder: str, device: str, channel: Any) -> None:
+    """Turn this process into a witness in a Python of its own, under the tool; never returns."""
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # each tensor has bounds of its own
+    channel.set_inheritable(True)
+    words = ["--tool", "memcheck", "--error-exitcode", str(_FOUND), "--report-api-errors", "no"]
+    words += child.command("judge.witness.resumed", "candidate", folder, device, channel.fileno())
+    os.execv(tool, [tool, *words])
+
+
+def findings(jail: Jail, again: Again, case: Case) -> str:
+    """Call the candidate once; what the tool found, "" for nothing. Raises: Ended, Refused."""
+    asked = Asked(jail, "candidate")
+    asked.ask("load", source=again.source, text=again.text, classes=["ModelNew"])
+    layout, file = exhibits.pack(again.tensors)
+    try:
+        init = {**again.init, "layout": layout.json()}
+        asked.ask("make", [file], init=init, seed=cases.secret())
+    finally:
+        os.close(file)
+    asked.give(case)
+    asked.results("call", case.tensors, guarded=False, keep=False, seed=1)
+    if jail.finish() != _FOUND:
+        return ""
+    lines = [line for line in jail.output().splitlines() if line.startswith(_MARK)]
+    return "\n".join(lines[:_MOST]) or "compute-sanitizer found errors, and does not say which"
