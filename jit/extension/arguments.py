@@ -101,14 +101,6 @@ def of_strings(asked: dict) -> Extension:
     )
 
 
-def of_object(source: Source, flags: tuple[str, ...]) -> Extension:
-    """Return an extension of one source that is compiled alone, with flags for its compiler."""
-    cflags, cuda_cflags = ((), flags) if source.cuda else (flags, ())
-    return Extension(
-        "object", (source,), None, cflags, cuda_cflags, (), (), source.cuda, False, False
-    )
-
-
 def _common(call: str, asked: dict) -> dict:
     """Return the fields that both calls have."""
     name, folders = asked["name"], asked["extra_include_paths"]

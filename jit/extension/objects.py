@@ -29,8 +29,8 @@ from ..errors.problem import as_text
 from ..machine import files
 from ..machine import toolchain as tools
 from ..machine.sources import Sources
-from .arguments import Source, of_object
-from .flags import argv
+from .arguments import Extension, Source
+from .flags import argv, beside
 from .load import caches
 from .mending import Mending, left_after, mends_wanted, warn
 
@@ -42,7 +42,6 @@ _UNSEEN = re.compile(
     r"@|-specs=|-fplugin|-f(?:profile-use|auto-profile)|-fsanitize-\w+list=|-include-pch|-optf"
     r"|--(?:options-file|pre-include|include-path|system-include)|.*[=,]-(?:I|i[sqnd])"
 )
-_AS_READ = "surrogateescape"  # bytes that are no text stay what they are
 _NAMES = {"sources", "objects", "build_directory", "with_cuda"}
 _NAMES |= {"cflags", "post_cflags", "cuda_cflags", "cuda_post_cflags"}
 _LEFT = {
@@ -52,11 +51,30 @@ _LEFT = {
 }
 
 
+class Command(NamedTuple):
+    """A compiler's command line, without the output."""
+
+    compiler: list[str]
+    before: list[str]
+    source: str
+    after: list[str]
+
+    @property
+    def words(self) -> list[str]:
+        """All of it, as torch has it."""
+        return [*self.compiler, *self.before, "-c", self.source, *self.after]
+
+    @property
+    def cuda(self) -> bool:
+        """True for nvcc's."""
+        return self.source.endswith((".cu", ".cuh"))
+
+
 class Order(NamedTuple):
-    """What a setup.py wants: by object the source and the command, without the output."""
+    """What a setup.py wants: a command for each object."""
 
     name: str
-    commands: dict[str, tuple[str, list[str]]]
+    commands: dict[str, Command]
 
 
 def order(asked: dict[str, Any]) -> Order:
@@ -83,7 +101,7 @@ def order(asked: dict[str, Any]) -> Order:
             raise ValueError("there is no nvcc")
         compiler = toolchain.command("PYTORCH_NVCC" if cuda else "CXX")
         before, after = words[f"{cuda}cflags"], words[f"{cuda}post_cflags"]
-        commands[os.path.join(place, made)] = source, [*compiler, *before, "-c", source, *after]
+        commands[os.path.join(place, made)] = Command(compiler, before, source, after)
     named = (re.match(r"-DTORCH_EXTENSION_NAME=(.+)", word) for word in words["post_cflags"])
     return Order(next((match[1] for match in named if match), "objects"), commands)
 
@@ -97,11 +115,10 @@ def make(wanted: Order) -> None:
     toolchain, store = tools.current.__wrapped__(folders[-1]), Store(folders)
     sources: dict[tuple[str, ...], Sources] = {}
     recipes = {
-        made: ObjectRecipe(wanted.name, source, command, toolchain, sources)
-        for made, (source, command) in wanted.commands.items()
+        made: ObjectRecipe(wanted.name, command, toolchain, sources)
+        for made, command in wanted.commands.items()
     }
-    inputs = {made: recipe.inputs() for made, recipe in recipes.items()}
-    found = {made: engine.find(recipe, store, inputs[made]) for made, recipe in recipes.items()}
+    found = {made: engine.find(each, store, each.inputs()) for made, each in recipes.items()}
     if missing := {made: recipes[made] for made, library in found.items() if library is None}:
         engine.refuse_if_never(wanted.name, store, wanted.name, cure="")
         jobs = {made: engine.Job(recipe, store) for made, recipe in missing.items()}
@@ -110,18 +127,16 @@ def make(wanted: Order) -> None:
             raise joined(failed)
         for made, job in jobs.items():
             found[made] = engine.find(missing[made], store, job.inputs)
-    mends: list[dict] = []
     for made, library in found.items():
         if library is None:
             text = f"{wanted.name}: its build was removed at once; try again"
             raise BuildError(text, wanted.name, kind="damaged")
         store.hold(library)
-        recorded = store.manifest(recipes[made].unit, library.parent.name.rpartition("-")[2])
-        mends += (recorded or {}).get("mends", [])
+        unit, _, digest = library.parent.name.rpartition("-")
+        if mended := (store.manifest(unit, digest) or {}).get("mends"):
+            warn(recipes[made].label, mended)
         Path(made).parent.mkdir(parents=True, exist_ok=True)
         files.write(Path(made), library.read_bytes())
-    if mends:
-        warn(wanted.name, mends)
     count = len(found) - len(missing)
     say(f"{wanted.name}: {count} of {len(found)} objects were in {store.path.parent}")
 
@@ -132,28 +147,26 @@ class ObjectRecipe:
     def __init__(
         self,
         name: str,
-        source: str,
-        command: list[str],
+        command: Command,
         toolchain: tools.Toolchain,
         known: dict[tuple[str, ...], Sources],
     ):
-        file = os.path.basename(source)
+        file = os.path.basename(command.source)
         self.unit = self.folder = re.sub(r"[^\w.]", "_", f"setup.{name}.{file}", flags=re.ASCII)
         self.label = f"{name}: {file}"
-        self._source, self._command, self._toolchain = source, command, toolchain
+        self._command, self._words, self._toolchain = command, command.words, toolchain
+        self._source, self._mends = command.source, list[dict]()
         self._known: dict[tuple[str, ...], Sources] | None = known
         self._nonce = uuid.uuid4().hex
-        self._cuda = source.endswith((".cu", ".cuh"))
-        self._mends: list[dict] = []
 
     def inputs(self) -> dict:
         """Return the manifest of source, headers, command and tools as they are now."""
         toolchain = self._toolchain
         own = {"cflags", "ldflags", "cuda_flags", "nvcc", "architectures"}
         made_by = {fact: value for fact, value in toolchain.identity.items() if fact not in own}
-        native = any("native" in word for word in self._command)
+        native = any("native" in word for word in self._words)
         made_by |= {"cpu": tools.cpu_features() if native else "", "architectures": ""}
-        if self._cuda:
+        if self._command.cuda:
             made_by["nvcc"] = toolchain.nvcc
         found, all_seen = self._files()
         facts = mends_wanted() | {
@@ -162,7 +175,7 @@ class ObjectRecipe:
             "files": found,
             "toolchain": made_by,
             "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
-            "command": self._command,
+            "command": self._words,
         }
         # A name that a macro includes can be any file's: such an object is never taken again.
         return json.loads(json.dumps(facts | ({} if all_seen else {"once": self._nonce})))
@@ -176,17 +189,17 @@ class ObjectRecipe:
         flags.check_compiler(self._toolchain)
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
-        """Compile the source, mended where it is for an older torch or CUDA."""
-        command, mending = self._command, self._mending(workshop.folder)
+        """Compile the source; mended, where it is for an older torch or CUDA."""
+        mending, words = Mending(self._extension(), self._toolchain, workshop.folder), self._words
         try:
             while True:
                 try:
-                    made = workshop.link(command, "object.o", "compile")
-                    return {1: made}, {"why": [], "mends": mending.rows()}
+                    product = workshop.link(words, "object.o", "compile")
+                    return {1: product}, {"why": [], "mends": mending.rows()}
                 except CompileError as error:
                     if workshop.ended or not mending.take(str(error)):
                         raise
-                    command = self._mended(mending, workshop)
+                words = self._mended(mending.extension, workshop.folder)
         finally:
             self._mends = mending.rows()
             print("".join(workshop.said), end="", flush=True)
@@ -197,30 +210,32 @@ class ObjectRecipe:
         causes, log = as_text(problems, total) + left_after(self._mends), f"{self.unit}.log"
         return workshop.failure(self.label, causes, log, problems=problems, mends=self._mends)
 
-    def _mending(self, folder: Path) -> Mending:
-        """The mends of this source and of its command's words, none so far."""
-        with open(self._source, encoding="utf-8", errors="surrogateescape") as file:
-            source = Source(self._source, file.read(), self._cuda)
-        words = tuple(map(shlex.quote, self._command))
-        return Mending(of_object(source, words), self._toolchain, folder)
+    def _extension(self) -> Extension:
+        """The source alone, with all flags, as far as mends look at it."""
+        command = self._command
+        own = tuple(map(shlex.quote, [*command.before, *command.after]))
+        text = Path(self._source).read_bytes().decode(errors="surrogateescape")
+        source = Source(self._source, text, command.cuda, os.path.dirname(self._source))
+        cflags, cuda_cflags = ((), own) if command.cuda else (own, ())
+        return Extension(
+            *(self.label, (source,), None, cflags, cuda_cflags, (), ()),
+            with_cuda=command.cuda,
+            is_python_module=False,
+            is_standalone=False,
+        )
 
-    def _mended(self, mending: Mending, workshop: Workshop) -> list[str]:
-        """The command for what the compiler is to get instead of the source."""
-        (source,), extension = mending.extension.sources, mending.extension
-        command = argv(extension.cuda_cflags if self._cuda else extension.cflags)
-        of_torch = flags.of(self._toolchain, workshop.folder.parent).lines["cxx"]
-        if not any(word.startswith(("-std", "--std")) for word in command):
-            command += [word for word in of_torch if word.startswith("-std")]
-        file = workshop.folder / f"mended{Path(self._source).suffix}"
-        files.write(file, f'#line 1 "{self._source}"\n{source.text}\n'.encode(errors=_AS_READ))
-        beside = os.path.dirname(self._source)
-        command[command.index(self._source)] = str(file)
-        return [*command, *([f"-I{beside}"] if self._cuda else ["-iquote", beside])]
+    def _mended(self, extension: Extension, folder: Path) -> list[str]:
+        """The command for a source as it was mended, which sees what the file sees."""
+        (source,), cuda = extension.sources, self._command.cuda
+        file = folder / f"mended{Path(self._source).suffix}"
+        files.write(file, f'#line 1 "{self._source}"\n{source.text}')
+        own = argv(extension.cuda_cflags if cuda else extension.cflags)
+        return [*self._command.compiler, *beside(source.folder, cuda), *own, "-c", str(file)]
 
     def _files(self) -> tuple[dict[str, str], bool]:
         """Return SHA-256 of all that is read and not the toolchain's; False if some is unknown."""
         known, self._known = self._known, None  # the next time it is to be read anew
-        folders, forced = _reads(self._command)
+        folders, forced = _reads(self._words)
         theirs = [os.path.dirname(torch.__file__), sysconfig.get_path("include")]
         theirs += filter(None, [self._toolchain.cuda_home])
         folders = [f for f in folders if not f"{f}/".startswith(tuple(f"{t}/" for t in theirs))]
