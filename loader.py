@@ -60,12 +60,14 @@ if not _again:
 
 # Public names that few processes use, and the module below `loader` that has each, or is it.
 _ELSEWHERE = {
+    "MendWarning": "jit.extension.mending",
     "Library": "jit.operators.library",
     "accelerate_extensions": "jit.extension.torchs",
     "judge": "jit.judge.judge",
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",
     "nn": "nn",
+    "operator": "jit.operators.define",
     "reload": "jit.live.reload",
     "revert": "jit.live.reload",
     "source_module": "jit.source.module",

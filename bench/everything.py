@@ -29,7 +29,7 @@ class Benchmark(NamedTuple):
     name: str
     writes: str
     arguments: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # "GPU", or packages
+    needs: tuple[str, ...] = ()  # "GPU", "COLLECTIONS", or packages
     quick: bool = True  # whether it takes --quick
 
 
@@ -47,6 +47,7 @@ _KNOWN = (
     Benchmark("training_step", "training_step", (), ("GPU",), False),
     Benchmark("source_module", "source_module", ("--keep",), (), False),
     Benchmark("inline", "inline", (), ("ninja",), False),
+    Benchmark("extensions", "extensions", (), ("COLLECTIONS", "ninja")),
     Benchmark("edit_loop", "edit_loop", (), ("tvm_ffi", "warp"), False),
     Benchmark("edits", "edits", (), (), False),
     Benchmark("crowd", "crowd", (), (), False),
@@ -66,6 +67,9 @@ def why_not(benchmark: Benchmark, options: argparse.Namespace) -> str:
         if need == "GPU":
             if not torch.cuda.is_available():
                 return "needs a GPU"
+        elif need == "COLLECTIONS":
+            if not os.environ.get(need):
+                return "needs folders of other people's extensions, named in COLLECTIONS"
         elif importlib.util.find_spec(need) is None:
             return f"needs the package {need}"
     if options.quick and not benchmark.quick:

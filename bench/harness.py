@@ -89,9 +89,15 @@ def circumstances(device: str, operators: list[str]) -> dict:
 
 
 def source_key(operator: str) -> str:
-    """Return the digest of an operator's C++ and CUDA sources and the headers they reach."""
+    """Return the digest of an operator's C++ and CUDA sources and the headers they reach.
+
+    For a folder of this checkout, such as `jit/extension`, that of its Python files.
+    """
     import hashlib
 
+    if (folder := ROOT / operator).is_dir():
+        texts = [file.read_bytes() for file in sorted(folder.glob("*.py"))]
+        return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
     unit, sources = discover(ROOT)[operator], Sources(ROOT)
     files = {
         path: digest for source in unit.sources for path, digest in sources.closure(source).items()

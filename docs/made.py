@@ -93,6 +93,14 @@ def kinds() -> str:
     return "\n".join(["| `kind` | |", "|---|---|", *(f"| `{k}` | {v} |" for k, v in KINDS.items())])
 
 
+def mends() -> str:
+    """Return what is mended in the sources of old extensions."""
+    from loader.jit.extension.mends import MENDS
+
+    rows = (f"| {mend.what} | {mend.now} |" for mend in MENDS)
+    return "\n".join(["| in the source | what the compiler gets |", "|---|---|", *rows])
+
+
 def _alternatives(pattern: str) -> list[str]:
     """The parts of a pattern that are alternatives of the whole of it."""
     depth, parts = 0, [""]
@@ -219,7 +227,7 @@ def _cure(text: str) -> str:
     return "the cure that fits the message" if text == "..." else "<br>".join(filter(None, lines))
 
 
-MADE = {f.__name__: f for f in (settings, operators, notebooks, findings, messages, kinds)}
+MADE = {f.__name__: f for f in (settings, operators, notebooks, findings, messages, kinds, mends)}
 
 
 def filled(text: str) -> str:

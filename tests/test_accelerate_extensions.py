@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import threading
 from types import FunctionType
@@ -26,9 +27,9 @@ REACHING = MODULE % '#include "twice.h"'
 TWICE = '#include "twice.h"\nint twice(int x) { return BY * x; }\n'
 # `INIT` is PyInit_ and the module's name.
 CALLS = """
-import contextlib, ctypes, io, json, os, subprocess, sys, torch, loader
+import contextlib, ctypes, io, json, os, subprocess, sys, torch, loader, torch.utils.cpp_extension
 os.environ["TORCH_EXTENSIONS_DIR"] = os.path.abspath("torchs")
-from torch.utils.cpp_extension import load, load_inline   # before it begins
+from torch.utils.cpp_extension import load as files, load_inline   # before it begins
 
 def facts(made, folder=None):
     found = {"type": type(made).__name__}
@@ -56,16 +57,20 @@ def calls():
     os.makedirs("kept", exist_ok=True)
     flags = ["-DFACTOR=1", "-DINIT=PyInit_files", "-DBY=4"]
     with contextlib.redirect_stdout(io.StringIO()):
-        made = load(name="files", sources=["module.cpp", "twice.cpp"], extra_cflags=flags, verbose=True,
+        made = files(name="files", sources=["module.cpp", "twice.cpp"], extra_cflags=flags, verbose=True,
             extra_include_paths=["include"], build_directory="kept", keep_intermediates=False)
     yield facts(made, "kept")
-    made = load("library", "library.cpp", is_python_module=False)
+    made = files("library", "library.cpp", is_python_module=False)
     yield facts(made) | {"five": ctypes.CDLL(made).five()}
-    made = load("program", ["program.cpp"], is_python_module=False, is_standalone=True)
+    made = files("program", ["program.cpp"], is_python_module=False, is_standalone=True)
     yield facts(made) | {"five": subprocess.run([made]).returncode}
-    made = load("no-identifier", "other.cpp", is_python_module=False)   # which loader leaves to torch
+    made = files("no-identifier", "other.cpp", is_python_module=False)   # which loader leaves to torch
     yield facts(made) | {"six": ctypes.CDLL(made).six()}
-    yield raised(load, "program", ["program.cpp"], is_standalone=True)
+    jit = torch.utils.cpp_extension._jit_compile   # as gsplat calls it
+    made = jit("library", ["library.cpp"], None, None, None, None, None, "kept", False, None, None,
+        is_python_module=False, is_standalone=False)
+    yield facts(made) | {"five": ctypes.CDLL(made).five()}
+    yield raised(files, "program", ["program.cpp"], is_standalone=True)
     yield raised(load_inline, "strings", "", functions=5)[0]
 """
 
@@ -413,3 +418,35 @@ def test_paths_count_from_where_torchs_compilers_run(tmp_path):
     inputs = objects.ObjectRecipe("m", str(source), command, tools, {}).inputs()
     assert {*inputs["files"]} == {str(source), forced, f"{there}/other.h"}
     assert (object_, "once" in inputs) == ("/t/a.o", False)
+
+
+def test_commands_are_those_that_torch_writes_for_ninja(tmp_path, monkeypatch):
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "_run_ninja_build", lambda *asked, **_: None)
+    monkeypatch.setattr(cpp_extension, "verify_ninja_availability", lambda: None)
+    monkeypatch.setenv("PYTORCH_NVCC", sys.executable)
+    sources = [str(tmp_path / "a b.cpp"), str(tmp_path / "k.cu")]
+    asked = ASKED | {
+        "sources": sources, "objects": [f"{source}.o" for source in sources], "with_cuda": True,
+        "build_directory": str(tmp_path), "cflags": ["-Wall", "'-DNAME=\"x y\"'", " -c"],
+        "cuda_cflags": ["-DA", "-c"], "cuda_post_cflags": ["--compiler-options", "''\"'\"'-fPIC'\"'\"''"],
+    }  # fmt: skip
+    cpp_extension._write_ninja_file_and_compile_objects(**asked)
+    lines = (tmp_path / "build.ninja").read_text().splitlines()
+    given = dict(line.split(" = ", 1) for line in lines if " = " in line and line[0] != " ")
+    words = {name: shlex.split(text) for name, text in given.items()}
+    expected = {
+        f"{sources[0]}.o": ["cxx", "cflags", sources[0], "post_cflags"],
+        f"{sources[1]}.o": ["nvcc", "cuda_cflags", sources[1], "cuda_post_cflags"],
+    }
+    for made, (source, command) in objects.order(asked).commands.items():
+        tool, before, file, after = expected[made]
+        assert source == file
+        assert command == [*words[tool], *words[before], "-c", file, *words[after]]
+
+
+def test_an_unknown_torch_is_left_alone():
+    asked = {name: value for name, value in ASKED.items() if name != "cuda_cflags"}
+    with pytest.raises(ValueError, match="this torch has other names for cuda_cflags"):
+        objects.order(asked)

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
-import shlex
+import re
 import shutil
 import signal
 import subprocess
@@ -12,13 +12,13 @@ import sys
 import time
 
 import pytest
-from conftest import Checkout
+from conftest import Captured, Checkout
 
-from loader.jit.build.workshop import CompileError, Workshop
+from loader.jit.build.workshop import Workshop
 from loader.jit.errors import cxx
 from loader.jit.extension import flags, levels, retry
 from loader.jit.extension.arguments import Extension, Source
-from loader.jit.extension.compilers import Compilers, Task
+from loader.jit.extension.compilers import Compilers
 from loader.jit.extension.names import Names, names_of
 from loader.jit.extension.precompiled import Precompiled
 
@@ -377,64 +377,6 @@ def test_flags_become_arguments_without_a_shell(given, expected):
     assert flags.argv(given) == expected
 
 
-class Captured:
-    """Stands for a workshop and takes down what it is told to compile."""
-
-    ended = False
-
-    def __init__(self, folder):
-        self.folder, self.jobs = folder, []
-
-    def compile(self, jobs):
-        self.jobs += jobs
-        raise CompileError("not compiled")
-
-    def link(self, command, name):
-        self.linked = command
-
-
-@pytest.mark.parametrize("cuda", [False, True])
-def test_the_last_way_is_torchs_own(cuda, tmp_path, monkeypatch):
-    """The same command and the same text as torch.utils.cpp_extension gives its compilers."""
-    from torch.utils import cpp_extension
-
-    import loader
-    from loader.jit.machine import toolchain
-
-    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
-    tools = toolchain.current.__wrapped__(loader._session.caches[-1])
-    if cuda and not tools.nvcc:
-        pytest.skip("no nvcc")
-    monkeypatch.setattr(cpp_extension, "CUDA_HOME", tools.cuda_home)
-    monkeypatch.setattr(cpp_extension, "_run_ninja_build", lambda *_, **__: None)
-    theirs: dict = {}
-    monkeypatch.setattr(cpp_extension, "_write_ninja_file", lambda **facts: theirs.update(facts))
-    name, flag = f"own_way_{cuda}", ["-DA=1", "-O2"]
-    more = {"extra_cuda_cflags": flag, "cuda_sources": "int g();"} if cuda else {}
-    (tmp_path / "theirs").mkdir()
-    with pytest.raises((ImportError, OSError)):  # nothing was built
-        cpp_extension.load_inline(
-            name, "int f();", extra_cflags=flag, extra_include_paths=["/a b"],
-            build_directory=str(tmp_path / "theirs"), **more,
-        )  # fmt: skip
-    sources = [Source("cpp_sources.cpp", "int f();", False)]
-    sources += [Source("cuda_sources.cu", "int g();", True)] if cuda else []
-    extension = Extension(
-        name, tuple(sources), None, tuple(flag), tuple(flag), (), ("/a b",),
-        with_cuda=cuda, is_python_module=True, is_standalone=False, implicit_headers=True,
-    )  # fmt: skip
-    shop = Captured(tmp_path / "work" / "m")
-    shop.folder.mkdir(parents=True)
-    compilers = Compilers(extension, tools, shop)
-    way = levels.levels(sources[-1].text, False, True, cuda)[-1]
-    assert way.name == "full"
-    compilers.compile(Task(sources[-1], cuda, tuple(flag), sources[-1].text), way)
-    expected = [w for f in theirs["cuda_cflags" if cuda else "cflags"] for w in shlex.split(f)]
-    assert [*shop.jobs[0].command[1:]] == expected
-    file = tmp_path / "theirs" / ("cuda.cu" if cuda else "main.cpp")
-    assert (shop.folder / shop.jobs[0].file).read_text() == file.read_text()
-
-
 def names(text, **more):
     given = {"functions": True, "implicit": True} | more
     return [level.name for level in levels.levels(text, **given)]
@@ -651,18 +593,67 @@ loader.load_inline("limits", "torch::Tensor f(torch::Tensor x);", {LIMITS!r}, fu
     assert levels_of(shared, "limits") == ["tensor", "kernels", "host tensor"]
 
 
+FILES = {
+    "ext.h": """#pragma once
+#include <torch/extension.h>
+#define CHECK_INPUT(x) TORCH_CHECK(x.is_cuda(), #x " must be on the GPU")
+torch::Tensor scaled(torch::Tensor feats, torch::Tensor taps);
+""",
+    "bound.cpp": """#include "ext.h"
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("scaled", &scaled); }
+""",
+    "kernels.cu": """#include "ext.h"
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAException.h>
+#include <cublas_v2.h>
+__constant__ float taps[16];
+namespace {
+template <typename scalar_t>
+__global__ void scaled_kernel(
+    const torch::PackedTensorAccessor32<scalar_t, 2, torch::RestrictPtrTraits> feats,
+    torch::PackedTensorAccessor32<scalar_t, 2, torch::RestrictPtrTraits> out) {
+    const int n = blockIdx.x * blockDim.x + threadIdx.x, f = blockIdx.y * blockDim.y + threadIdx.y;
+    if (n < feats.size(0) && f < feats.size(1)) out[n][f] = feats[n][f] * scalar_t(taps[f % 16]);
+}
+}
+torch::Tensor scaled(torch::Tensor feats, torch::Tensor values) {
+    CHECK_INPUT(feats);
+    auto out = torch::zeros_like(feats);
+    cudaMemcpyToSymbol(taps, values.data_ptr<float>(), sizeof(taps), 0, cudaMemcpyDeviceToDevice);
+    (void)cublasHandle_t(at::cuda::getCurrentCUDABlasHandle());
+    const dim3 threads(16, 16), blocks((feats.size(0) + 15) / 16, (feats.size(1) + 15) / 16);
+    AT_DISPATCH_FLOATING_TYPES_AND_HALF(feats.scalar_type(), "scaled", ([&] {
+        scaled_kernel<scalar_t><<<blocks, threads, 0, at::cuda::getCurrentCUDAStream()>>>(
+            feats.packed_accessor32<scalar_t, 2, torch::RestrictPtrTraits>(),
+            out.packed_accessor32<scalar_t, 2, torch::RestrictPtrTraits>());
+    }));
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return out;
+}
+""",
+}
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
-def test_template_kernels_are_compiled_without_torchs_headers_in_nvcc(shared):
+def test_an_extension_of_files_is_built_without_torchs_umbrella_headers(shared, tmp_path):
+    """As its users write them: nvcc sees kernels alone, and pybind11 is bound by hand."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     code = f"""
-import loader
-loader.load_inline("sq", "torch::Tensor sq(torch::Tensor x);", {TEMPLATE!r}, functions=["sq"])
+import loader, torch
+m = loader.load("files", [{str(tmp_path / "bound.cpp")!r}, {str(tmp_path / "kernels.cu")!r}])
+try:
+    m.scaled(torch.ones(2, 2), torch.ones(16))
+except RuntimeError as error:
+    assert "feats must be on the GPU" in str(error)
 """
     passes(shared, code, TORCH_CUDA_ARCH_LIST="9.0")
-    assert levels_of(shared, "sq") == ["tensor", "kernels", "host tensor"]
-    (library,) = (shared.cache / "store").glob("inline.sq-*/library.so")
+    assert levels_of(shared, "files") == ["bound", "kernels", "host tensor"]
+    (library,) = (shared.cache / "store").glob("inline.files-*/library.so")
     names = subprocess.run(["nm", "-C", library], capture_output=True, text=True, check=True).stdout
     for type in ("float", "double", "c10::Half"):
-        assert f"void k<{type}>(" in names and f"U void k<{type}>(" not in names
+        assert f"scaled_kernel<{type}>(" in names
+    assert not re.search(r" U .*scaled_kernel", names)
 
 
 def levels_of(checkout, name):

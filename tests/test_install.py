@@ -144,7 +144,9 @@ def test_the_sdist_has_every_file_that_the_checkout_needs(packed):
 def test_the_wheel_has_one_package_and_one_command(packed):
     with zipfile.ZipFile(packed[1]) as archive:
         names, read = archive.namelist(), lambda name: archive.read(name).decode()
-        (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+        (info,) = {
+            name.split("/")[0] for name in names if ".dist-info/" in name.partition("/jit/")[0]
+        }
         metadata = email.message_from_string(read(f"{info}/METADATA"))
         assert "Root-Is-Purelib: true\nTag: py3-none-any\n" in read(f"{info}/WHEEL")
     data = info.replace(".dist-info", ".data")
@@ -210,6 +212,10 @@ def test_an_installed_copy_is_used_by_who_cannot_write_it_and_leaves_nothing(ins
     done = called(*BOUND, python, "-c", USE, home=home)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"9.0 {home}/.cache/octet\n"
+    (home / "loader.py").write_text("import os; print(os.environ['PYTHONPATH'])")
+    done = called(*BOUND, python.parent / "octet", "run", home / "loader.py", home=home)
+    assert done.stdout == f"{loader}/jit/tools/children\n", done.stderr
+    (home / "loader.py").unlink()
     assert sorted(loader.rglob("*")) == before
     protect(loader, 0o700)
     bench = called(python, "-m", "loader", "bench", "interpolation", home=home)

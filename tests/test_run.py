@@ -138,6 +138,11 @@ if __name__ == "__main__":
 """
 
 
+BROKEN = """import torch.utils.cpp_extension as extensions
+extensions.load("broken", __file__.replace(".py", ".cpp"), is_python_module=False)
+"""
+
+
 def test_processes_that_it_starts_build_by_loader_too(start, tmp_path):
     (tmp_path / "project").mkdir()
     (tmp_path / "project/program.py").write_text(PROGRAM)
@@ -147,6 +152,12 @@ def test_processes_that_it_starts_build_by_loader_too(start, tmp_path):
     built = "run_add 7 True"
     assert done.stdout.splitlines() == [built, built, f"{built} False True"]
     assert "building" not in done.stderr  # none of loader's operators
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "broken.cpp").write_text("int f() { return 1 }\n")
+    done = start("-m", "loader", "run", "broken.py", LOADER_ERRORS="json")
+    (told,) = (json.loads(line) for line in done.stderr.splitlines() if line[:9] == '{"error":')
+    assert (done.returncode, told["messages"][0]["kind"]) == (1, "compile_error")
+    assert told["at"] == {"file": str(tmp_path / "broken.py"), "line": 2}
 
 
 SETUP = """

@@ -57,6 +57,16 @@ internal compiler error|died due to signal
 too much shared data
     static __shared__ memory ends at 48 KiB: use `extern __shared__` and
     cudaFuncAttributeMaxDynamicSharedMemorySize
+texture is not a template|"cuda(?:Bind|Unbind)Texture\w*" is undefined
+    texture references went with CUDA 12: make a texture object with cudaCreateTextureObject and
+    hand it to the kernel as an argument
+"cudaDeviceProp" has no member "(?P<what>\w+)"
+    CUDA 13 has no cudaDeviceProp::{what}: ask cudaDeviceGetAttribute for it
+[‘'](?P<what>gesv|solve|symeig|eig|lstsq|qr|cholesky|btrifact)[’'] is not a member of .(?:at|torch)
+    torch has no {what} any more: at::linalg_solve, at::linalg_eigh, at::linalg_eig,
+    at::linalg_lstsq, at::linalg_qr, at::linalg_cholesky and at::linalg_lu_factor took its place
+DeprecatedTypeProperties
+    x.type() is no dtype any more: write x.scalar_type(), or x.options() to make a tensor like x
 """)
 
 # Linkers and dlopen; undefined and doubly defined symbols are symbols.py's.

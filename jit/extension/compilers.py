@@ -6,6 +6,7 @@ written anew where it differs.
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from .inputs import headers
 from .levels import CUDA_HEADERS, UMBRELLAS, Level, binding, include_lines
 from .names import Names, macros_of, names_of
 from .precompiled import Precompiled
+from .retry import BINDING
 
 _HERE = "@extra@"  # where the caller's flags for the linker belong
 _BINDING = HOME / "include" / "inline_binding.h"
@@ -58,7 +60,7 @@ class Compilers:
         text = task.text
         if task.functions is not None:
             bound = binding(task.functions, self._extension, way)
-            text += f'#line 1 "functions.cpp"\n{bound}'
+            text += f'#line 1 "{BINDING}"\n{bound}'
         command = self._command(task, way)
         source = Path(task.source.name).stem
         if task.source.folder:  # sources of one name in two folders have two
@@ -174,7 +176,9 @@ class Compilers:
             command = self._toolchain.command("PYTORCH_NVCC")
             if host := os.environ.get("CC"):
                 command += ["-ccbin", host]
-            beside = [f"-I{folder}"]
+            # As the folder of a file that lies there, unless nvcc would take it for two words.
+            plain = not re.search(r"[\s,]", folder)
+            beside = ["-Xcompiler", f"-iquote,{folder}"] if plain else [f"-I{folder}"]
         else:
             line = self._flags.cxx(extension.name, includes, given, extension.with_cuda)
             command, beside = self._toolchain.command("CXX"), ["-iquote", folder]

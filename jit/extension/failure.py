@@ -17,6 +17,7 @@ from ..errors.literal import label
 from ..errors.problem import Problem, as_text
 from .arguments import Extension
 from .levels import torch_include
+from .mending import summary
 
 # A text with one of these may define a module's entry in a way that is not written out.
 _ENTRY = re.compile(r"PyInit|MODULE|TORCH_EXTENSION_NAME|##", re.IGNORECASE)
@@ -25,11 +26,15 @@ _OF_TORCH = re.compile(r"(?:[\w:<>*& ]+ )?(?:at|c10|torch|caffe2|pybind11)::")
 
 
 def could_not_be_built(
-    extension: Extension, output: str, workshop: Workshop, tried: Sequence[dict]
+    extension: Extension,
+    output: str,
+    workshop: Workshop,
+    tried: Sequence[dict],
+    mends: Sequence[dict],
 ) -> BuildError:
     """Return the first errors, told of the caller's own lines, and where the whole output lies.
 
-    `tried` are the ways in which the sources were compiled.
+    `tried` are the ways in which the sources were compiled, `mends` what was changed for that.
     """
     problems = _unknown_functions(extension)
     total = len(problems)
@@ -37,7 +42,10 @@ def could_not_be_built(
         problems, total = find_problems(output, workshop.folder, _names(extension))
     problems = _in_callers_words(extension, problems)
     causes, log = as_text(problems, total), f"{extension.unit}.log"
-    return workshop.failure(extension.name, causes, log, problems=problems, tried=tried)
+    if mends:
+        causes += f"\nThat is what is left after mends for an older torch or CUDA: {summary(mends)}"
+    facts = {"problems": problems, "tried": tried, "mends": mends}
+    return workshop.failure(extension.name, causes, log, **facts)
 
 
 def does_not_load(extension: Extension, failure: str) -> BuildError:

@@ -11,9 +11,10 @@ import re
 from dataclasses import dataclass
 
 from ..errors import cxx
-from .items import Find, NotUnderstood, items, unnamed
+from .inputs import Find
+from .items import NotUnderstood, items, unnamed
 from .levels import CUDA_HEADERS, include_lines, standard_headers
-from .pieces import C10_TYPES, Pieces, is_known, light_headers, pieces
+from .pieces import C10_TYPES, Pieces, is_known, light_headers, pieces, restrict_traits
 
 _CUDA_HEADERS = include_lines(CUDA_HEADERS)
 # The templates are what cuda_runtime.h has for nvcc alone.
@@ -76,7 +77,7 @@ class Halves:
     @property
     def host(self) -> str:
         """What the C++ compiler compiles."""
-        return _LAUNCHES + self.parts.half(device=False)
+        return _LAUNCHES + restrict_traits(self.code) + self.parts.half(device=False)
 
     @property
     def for_nvcc(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -10,6 +11,8 @@ from pathlib import Path
 import torch
 
 from ..cache.key import FORMAT
+from ..errors import cxx
+from ..machine import settings
 from ..machine import toolchain as tools
 from ..machine.sources import HOME, Sources
 from .arguments import Extension, Source
@@ -37,6 +40,8 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
         "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
         "asked": asked,
     }
+    if settings.value("LOADER_MENDS") == "off":
+        facts["mends"] = "off"
     return json.loads(json.dumps(facts))
 
 
@@ -53,9 +58,10 @@ def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
     return dict(sorted(found.items())) | {"inline_binding.h": sources.closure(binding)[binding]}
 
 
-def quoted_headers(
-    source: Source, folders: Sequence[str]
-) -> Callable[[str, str], tuple[str, str] | None]:
+Find = Callable[[str, str], tuple[str, str] | None]
+
+
+def quoted_headers(source: Source, folders: Sequence[str]) -> Find:
     """Return what finds a header of the user's own: path and text by its name.
 
     It lies beside the file that includes it, where that is told, or in one of these folders.
@@ -71,3 +77,22 @@ def quoted_headers(
         return None
 
     return find
+
+
+def with_headers(source: Source, find: Find) -> str:
+    """Return a source's text behind those of the user's own headers that it reaches by quotes."""
+    texts: dict[str, str] = {}
+
+    def add(path: str, text: str) -> None:
+        texts[path] = ""  # in case it includes itself
+        for header in cxx.includes(text):
+            if header.quoted and (found := find(header.name, path)):
+                line = rf'(?m)^[ \t]*#[ \t]*include[ \t]*"{re.escape(header.name)}".*$'
+                text = re.sub(line, "", text)
+                if found[0] not in texts:
+                    add(*found)
+        del texts[path]
+        texts[path] = text  # behind its headers
+
+    add(source.name, source.text)
+    return "\n".join(texts.values())

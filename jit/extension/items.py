@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import cxx
-
-# Finds a header of the user's own by name, and the file that quotes it or "": its path and text.
-Find = Callable[[str, str], tuple[str, str] | None]
+from .inputs import Find
 
 _SOLID = re.compile(r"\S")
 _LINE = re.compile(r"(?:\\\r?\n|[^\n])*")

@@ -158,7 +158,7 @@ def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> li
     known = ("c10/", "ATen/cuda/", "ATen/Dispatch", "ATen/Parallel", "ATen/core/")
     others = [header for header in others if not header.name.startswith("pybind11/")]
     by_hand = not cuda and _PYBIND.search(code) is not None
-    if _PYTHON_BINDING.search(_PYBIND.sub("", code)) or (by_hand and functions):
+    if _PYTHON_BINDING.search(_PYBIND.sub("", code)):
         return wide
     if any(not name.startswith(known) for name in of_torch):
         return wide
@@ -179,7 +179,9 @@ def levels(text: str, functions: bool, implicit: bool, cuda: bool = False) -> li
         prelude += "" if cuda else f"#define OCTET_TENSORS\n{own}"
     slim = not any(name.startswith("ATen/") for name in of_torch)
     hidden = (*UMBRELLAS, *(f"ATen/{name}" for name in _HEAVY)) if slim else UMBRELLAS
-    return [Level("bound" if by_hand else "tensor", prelude, hidden, own_binding=functions), *wide]
+    if by_hand:
+        return [Level("bound", prelude, hidden), *wide]
+    return [Level("tensor", prelude, hidden, own_binding=functions), *wide]
 
 
 def binding(functions: dict[str, str], extension: Extension, level: Level) -> str:
@@ -219,7 +221,7 @@ def _tensors(code: str, before: str) -> str:
 
 def _torch_namespace(operators: list[str]) -> str:
     """Return what torch/types.h puts into the namespace torch, of it what is used."""
-    types = _read("torch/csrc/api/include/torch/types.h")
+    types = read_header("torch/csrc/api/include/torch/types.h")
     constants = re.findall(r"^constexpr auto k\w+ = [\w:]+;$", types, re.M)
     used = [text for name in operators for text in _factories().get(name, ())]
     return "\n".join(
@@ -240,7 +242,7 @@ def _torch_namespace(operators: list[str]) -> str:
 @cache
 def _factories() -> dict[str, list[str]]:
     """Return the functions of the namespace torch that make tensors and heed `requires_grad`."""
-    text = _read("torch/csrc/autograd/generated/variable_factories.h")
+    text = read_header("torch/csrc/autograd/generated/variable_factories.h")
     found: dict[str, list[str]] = {}
     for match in re.finditer(r"^inline at::Tensor (\w+)\(.*?^\}$", text, re.M | re.S):
         body = match[0]
@@ -260,13 +262,14 @@ def _layout_is_known() -> bool:
         "Exceptions.h": [r"void translate_exception_to_python\(\s*const std::exception_ptr&"],
     }
     return all(
-        re.search(pattern, re.sub(r"//[^\n]*", "", _read(f"torch/csrc/{header}")))
+        re.search(pattern, re.sub(r"//[^\n]*", "", read_header(f"torch/csrc/{header}")))
         for header, patterns in declared.items()
         for pattern in patterns
     )
 
 
-def _read(header: str) -> str:
+def read_header(header: str) -> str:
+    """Return the text of a header of torch's; "" where torch has it not."""
     try:
         return (torch_include() / header).read_text(errors="replace")
     except OSError:

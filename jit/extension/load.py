@@ -32,6 +32,7 @@ from ..machine.sources import HOME
 from . import arguments
 from .arguments import Extension
 from .failure import does_not_load, no_module, torch_may_have
+from .mending import warn
 from .recipe import ExtensionRecipe
 
 File = str | os.PathLike[str]
@@ -146,7 +147,8 @@ def loaded(extension: Extension) -> Any:
             digest = key(inputs)
             result = _placed(extension, library, digest)
             try:
-                return result if extension.is_standalone else _opened(extension, library, digest)
+                made = result if extension.is_standalone else _opened(extension, library, digest)
+                return _told(extension, made, store, digest)
             except (ImportError, OSError) as error:
                 failure, library = str(error), None
             levels = (store.manifest(extension.unit, digest) or {}).get("levels", ())
@@ -155,6 +157,15 @@ def loaded(extension: Extension) -> Any:
                 break
             recipe = ExtensionRecipe(extension, toolchain, narrow=not built)
         raise does_not_load(extension, failure)
+
+
+def _told(extension: Extension, made: Any, store: Store, digest: str) -> Any:
+    """Return what was made; where its source was mended it has that as `__mends__`, with a word."""
+    if rows := (store.manifest(extension.unit, digest) or {}).get("mends"):
+        if isinstance(made, ModuleType):
+            made.__mends__ = rows  # type: ignore[attr-defined]
+        warn(extension.name, rows)
+    return made
 
 
 def _held(recipe: ExtensionRecipe, store: Store, inputs: dict) -> Path | None:

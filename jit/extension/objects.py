@@ -23,8 +23,9 @@ from ..build.progress import Quiet, say
 from ..build.workshop import Workshop
 from ..cache.key import FORMAT
 from ..cache.store import Store
-from ..errors import BuildError
-from ..errors.diagnose import explain_failure
+from ..errors import BuildError, joined
+from ..errors.diagnose import find_problems
+from ..errors.problem import as_text
 from ..machine import files
 from ..machine import toolchain as tools
 from ..machine.sources import Sources
@@ -38,6 +39,8 @@ _UNSEEN = re.compile(
     r"@|-specs=|-fplugin|-f(?:profile-use|auto-profile)|-fsanitize-\w+list=|-include-pch|-optf"
     r"|--(?:options-file|pre-include|include-path|system-include)|.*[=,]-(?:I|i[sqnd])"
 )
+_NAMES = {"sources", "objects", "build_directory", "with_cuda"}
+_NAMES |= {"cflags", "post_cflags", "cuda_cflags", "cuda_post_cflags"}
 _LEFT = {
     "with_sycl": "SYCL",
     "sycl_dlink_post_cflags": "SYCL",
@@ -57,6 +60,8 @@ def order(asked: dict[str, Any]) -> Order:
 
     Raises: ValueError with the reason where loader would not do quite what torch does.
     """
+    if unknown := _NAMES - asked.keys():
+        raise ValueError(f"this torch has other names for {', '.join(sorted(unknown))}")
     for argument, what in _LEFT.items():
         if asked.get(argument):
             raise ValueError(f"{what} is not built by loader")
@@ -70,6 +75,8 @@ def order(asked: dict[str, Any]) -> Order:
     commands = {}
     for source, made in zip(map(os.path.abspath, asked["sources"]), asked["objects"], strict=True):
         cuda = "cuda_" if source.endswith((".cu", ".cuh")) and asked["with_cuda"] else ""
+        if cuda and toolchain.nvcc is None:
+            raise ValueError("there is no nvcc")
         compiler = toolchain.command("PYTORCH_NVCC" if cuda else "CXX")
         before, after = words[f"{cuda}cflags"], words[f"{cuda}post_cflags"]
         commands[os.path.join(place, made)] = source, [*compiler, *before, "-c", source, *after]
@@ -96,13 +103,13 @@ def make(wanted: Order) -> None:
         jobs = {made: engine.Job(recipe, store) for made, recipe in missing.items()}
         Batch(jobs.values(), store, Quiet()).start().wait()
         if failed := [job.error for job in jobs.values() if job.error]:
-            told = "\n".join(dict.fromkeys(map(str, failed)))
-            raise BuildError(told, wanted.name, failed[0].log)
+            raise joined(failed)
         for made, job in jobs.items():
             found[made] = engine.find(missing[made], store, job.inputs)
     for made, library in found.items():
         if library is None:
-            raise BuildError(f"{wanted.name}: its build was removed at once; try again")
+            text = f"{wanted.name}: its build was removed at once; try again"
+            raise BuildError(text, wanted.name, kind="damaged")
         store.hold(library)
         Path(made).parent.mkdir(parents=True, exist_ok=True)
         files.write(Path(made), library.read_bytes())
@@ -166,8 +173,9 @@ class ObjectRecipe:
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, and where the whole output lies."""
-        causes = explain_failure(output, Path("/"), (self._source,))
-        return workshop.failure(self.label, causes, f"{self.unit}.log")
+        problems, total = find_problems(output, Path("/"), (self._source,))
+        causes, log = as_text(problems, total), f"{self.unit}.log"
+        return workshop.failure(self.label, causes, log, problems=problems)
 
     def _files(self) -> tuple[dict[str, str], bool]:
         """Return SHA-256 of all that is read and not the toolchain's; False if some is unknown."""

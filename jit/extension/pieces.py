@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import cxx
 from .items import Item, NotUnderstood, balanced
-from .levels import TORCH_NAMES, include_lines
+from .levels import TORCH_NAMES, include_lines, read_header
 
 _KERNEL = re.compile(r"\b__global__\b")
 _DEVICE = re.compile(r"\b__(?:device|constant|managed|shared|grid_constant)__\b")
@@ -119,6 +119,21 @@ def light_headers(code: str) -> str:
     return include_lines(headers) + "namespace at {}\nnamespace torch { using namespace at; }\n"
 
 
+def restrict_traits(code: str) -> str:
+    """Return the lines that bring RestrictPtrTraits, which torch has for nvcc alone."""
+    if not re.search(r"\bRestrictPtrTraits\b", code):
+        return ""
+    header = "torch/headeronly/core/TensorAccessor.h"
+    moved = "RestrictPtrTraits" in read_header(header)
+    scope = "torch::headeronly" if moved else "at"
+    return (
+        f"#include <ATen/core/TensorAccessor.h>\nnamespace {scope} {{\n"
+        "template <typename T> struct RestrictPtrTraits { typedef T* __restrict__ PtrType; };\n}\n"
+        + "namespace at { using torch::headeronly::RestrictPtrTraits; }\n"
+        * moved
+    )
+
+
 def pieces(items: list[Item], unnamed: str) -> Pieces:
     """Return what each half has of these items. Raises: NotUnderstood."""
     return _Parts(items, unnamed).all()
@@ -132,12 +147,16 @@ class _Parts:
         self._kernels: set[str] = set()
         self._templates: set[str] = set()
         self._symbols: set[str] = set()
-        self._only_nvcc: dict[str, Piece] = {}  # what the host's half does not have
+        self._only_nvcc: dict[str, Piece] = {}  # what the host's half does not have, so far
         self._words = {word for item in items for word in cxx.identifiers(item.bare)}
 
     def all(self) -> Pieces:
         found = [self._piece(item) for item in self._items]
-        parted = [piece for item in found for piece in self._host_checked(item)]
+        parted: list[Piece] = []
+        for piece in found:
+            parted += self._host_checked(piece)
+            if not piece.host and not piece.item.bare.startswith("#"):
+                self._only_nvcc |= dict.fromkeys(piece.names, piece)
         return Pieces(parted, self._macros, frozenset(self._templates))
 
     def _piece(self, item: Item) -> Piece:
@@ -215,7 +234,7 @@ class _Parts:
         names = _names(inner)
         if re.match(r"(?:using\s+)?namespace\b", bare):
             if of_nvcc:
-                return self._only(Piece(item, item.text, names=names, device_root=True))
+                return Piece(item, item.text, names=names, device_root=True)
             device = "" if torch else item.text
             return Piece(item, device, item.text, device_root=True, host_root=True)
         variable = re.search(r"\}[^{}]*\w[^{}]*$", bare) and not bare.startswith("typedef")
@@ -224,7 +243,7 @@ class _Parts:
                 raise NotUnderstood("a type for both sides that one of them cannot have")
             return Piece(item, host=item.text, host_root=True)
         if of_nvcc:
-            return self._only(Piece(item, item.text, names=names, device_root=True))
+            return Piece(item, item.text, names=names, device_root=True)
         root = on_gpu is not None
         return Piece(item, item.text, item.text, names, root, not root or "operator" in names)
 
@@ -234,7 +253,7 @@ class _Parts:
             raise NotUnderstood("device code that names torch or launches")
         names, text = _names(head[_behind_template(head) :]), item.text
         if "__host__" not in head:
-            return self._only(Piece(item, text, names=names, device_root=True))
+            return Piece(item, text, names=names, device_root=True)
         if _SPECIALISED.match(bare) or "(" not in head or '"' in text[: len(_head(item))]:
             raise NotUnderstood("what both halves would define")
         host = text if _TEMPLATE.match(bare) or _INLINE.search(head) else _prototype(head)
@@ -253,10 +272,6 @@ class _Parts:
             return Piece(item, item.text, item.text, names, "operator" in names, True)
         return Piece(item, host=item.text, host_root=True)
 
-    def _only(self, piece: Piece) -> Piece:
-        self._only_nvcc |= dict.fromkeys(piece.names, piece)
-        return piece
-
     def _host_checked(self, piece: Piece) -> list[Piece]:
         """A piece whose host part compiles without nvcc, or goes to nvcc with a declaration."""
         item, text = piece.item, piece.host
@@ -273,7 +288,8 @@ class _Parts:
         if launched is not None and not (only or needs_nvcc):
             return [replace(piece, host=launched)]
         if piece.device:
-            return [self._only(replace(piece, host=""))]
+            self._only_nvcc |= dict.fromkeys(piece.names, piece)
+            return [replace(piece, host="")]
         if moved := self._moved(item):
             return [moved]
         symbols = [] if needs_nvcc else [self._symbol(self._only_nvcc[name]) for name in only]

@@ -19,10 +19,11 @@ from .compilers import Compilers, Task
 from .failure import could_not_be_built
 from .flags import argv, host_flags
 from .halves import LINKED_STUBS, halves
-from .inputs import manifest, quoted_headers
+from .inputs import Find, manifest, quoted_headers, with_headers
 from .levels import Level, conditions, include_lines, levels
+from .mending import Mending
 from .names import Names, names_of
-from .retry import may_need_more
+from .retry import BINDING, may_need_more
 
 _WITHOUT_TORCH = {"plain", "kernels"}
 
@@ -48,6 +49,7 @@ class ExtensionRecipe:
         self._extension, self._toolchain = extension, toolchain
         self._narrow = narrow
         self._tried: list[dict] = []
+        self._mends: list[dict] = []
 
     def inputs(self) -> dict:
         """Return the manifest of sources, headers, flags and tools as they are now."""
@@ -76,23 +78,37 @@ class ExtensionRecipe:
         for source in self._extension.sources:
             if not source.folder:  # so that compilers can quote its lines
                 (workshop.folder / source.name).write_bytes(source.content)
+        mending = Mending(self._extension, self._toolchain, workshop.folder)
         try:
-            self._compilers = Compilers(self._extension, self._toolchain, workshop)
-            results = in_threads(self._parts, [*enumerate(self._extension.sources)])
-            failed = [str(result) for result in results if isinstance(result, CompileError)]
-            if failed:
-                raise CompileError("\n".join(failed))
-            parts = [part for found in results for part in found]
-            names = [part.level for part in parts]
-            library = self._compilers.link([p.path for p in parts], not {*names} <= _WITHOUT_TORCH)
-            return {1: library}, {"why": [], "levels": names}
+            while True:
+                attempt = ExtensionRecipe(mending.extension, mending.toolchain, self._narrow)
+                attempt._tried = self._tried
+                try:
+                    library, names = attempt._attempt(workshop)
+                    return {1: library}, {"why": [], "levels": names, "mends": mending.rows()}
+                except CompileError as error:
+                    if workshop.ended or not mending.take(str(error)):
+                        raise
         finally:
+            self._mends = mending.rows()
             if self._extension.verbose:
                 print("\n".join(workshop.said), flush=True)
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors at the caller's lines, and where the whole output lies."""
-        return could_not_be_built(self._extension, output, workshop, self._tried)
+        return could_not_be_built(self._extension, output, workshop, self._tried, self._mends)
+
+    def _attempt(self, workshop: Workshop) -> tuple[Path, list[str]]:
+        """Compile and link; the library, and the way of each part. Raises: CompileError."""
+        self._compilers = Compilers(self._extension, self._toolchain, workshop)
+        results = in_threads(self._parts, [*enumerate(self._extension.sources)])
+        failed = [str(result) for result in results if isinstance(result, CompileError)]
+        if failed:
+            raise CompileError("\n".join(failed))
+        parts = [part for found in results for part in found]
+        names = [part.level for part in parts]
+        with_torch = not {*names} <= _WITHOUT_TORCH
+        return self._compilers.link([part.path for part in parts], with_torch), names
 
     def _parts(self, numbered: tuple[int, Source]) -> list[Part] | CompileError:
         """Return the objects of a source, or the error that it ends with."""
@@ -102,12 +118,13 @@ class ExtensionRecipe:
         try:
             if cuda and self._narrow and (found := self._halves(source)):
                 return found
-            ways = self._levels(source, functions is not None, cuda)
+            reached = replace(source, text=with_headers(source, self._find(source)))
+            ways = self._levels(reached, functions is not None, cuda)
             if not extension.error_handling or extension.is_standalone:
                 ways = [way for way in ways if not way.own_binding]
             given = argv(extension.cuda_cflags if cuda else extension.cflags)
             text = f'#line 1 "{source.name}"\n{source.text}\n'
-            task = Task(source, cuda, given, text, functions)
+            task = Task(reached, cuda, given, text, functions)
             return [self._made(task, ways, "cuda " if cuda else "")]
         except CompileError as error:
             return error
@@ -119,9 +136,7 @@ class ExtensionRecipe:
         templates it needs. Raises: CompileError where the whole could not be compiled either.
         """
         own = argv(self._extension.cuda_cflags)
-        folders = (*self._extension.include_paths, *self._toolchain.header_folders)
-        given = host_flags(own)
-        split = halves(source.text, source.name, quoted_headers(source, folders))
+        given, split = host_flags(own), halves(source.text, source.name, self._find(source))
         if given is None or split is None:
             return None
         if split.templates and sum(s.cuda for s in self._extension.sources) > 1:
@@ -168,6 +183,10 @@ class ExtensionRecipe:
                 raise CompileError(said)
         raise _OfHalf(said)
 
+    def _find(self, source: Source) -> Find:
+        folders = (*self._extension.include_paths, *self._toolchain.header_folders)
+        return quoted_headers(source, folders)
+
     def _levels(self, source: Source, functions: bool, cuda: bool = False) -> list[Level]:
         implicit = self._extension.implicit_headers
         ways = levels(source.text, functions, implicit, cuda)
@@ -175,7 +194,7 @@ class ExtensionRecipe:
 
     def _same_conditions(self, task: Task, way: Level) -> bool:
         """True if the preprocessor's conditions come out in this way as in torch's own."""
-        asked = conditions(task.text)
+        asked = conditions(task.source.text if task.beside is None else task.text)
         asked -= {"__cplusplus", "__CUDA_ARCH__", "CUDA_VERSION", "CUDART_VERSION"}
         if not asked:
             return True
@@ -203,6 +222,6 @@ class ExtensionRecipe:
 
         words = cxx.identifiers(cxx.blanked(text))
         try:
-            return may_need_more(said, (task.source.name, "functions.cpp"), words, wide, macros)
+            return may_need_more(said, (task.source.name, BINDING), words, wide, macros)
         except LookupError:
             return True

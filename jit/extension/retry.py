@@ -20,6 +20,7 @@ _TOOL = re.compile(
     r"ptxas |nvcc (?:fatal|error)|(?:\S*(?:c\+\+|g\+\+|clang|cc1plus)\S*): (?:fatal )?error: "
     r"(?:unrecognized|unknown|unsupported|argument|invalid|cannot|\S+: No such)"
 )
+BINDING = "functions.cpp"  # what binds functions, behind a source
 _NAMED = [
     r"[‘'](?:\w+::)*(\w+)(?:<.*>)?[’'] (?:was not declared|has not been declared|does not name a"
     r"|is not a member of|is not a (?:template|class|namespace)|in .* does not name a)",
@@ -67,7 +68,8 @@ def may_need_more(
     def mendable(text: str) -> bool:
         """True if more headers may mend one error in the caller's text."""
         if _OVERLOADED.search(text):
-            return False  # more headers bring no fewer functions of a name
+            # More headers bring no fewer functions of a name, but complete the types of torch's.
+            return bool(re.search(r"function \"(?:at|c10|torch)::", text))
         if "octet_binding" in text:
             return True
         if name := _first(_NAMED, text):
@@ -83,6 +85,11 @@ def may_need_more(
         return bool(_NAMELESS.search(text)) or bool({*words} & wide().macros - {*macros()})
 
     found, lines = False, said.splitlines()
+    errors = [error for error in map(_ERROR.match, lines) if error]
+    if errors and all(error["file"] == BINDING for error in errors):  # the source itself is fine
+        missing = (_first(_NAMED[:1], error["text"]) for error in errors)
+        if any(name and name not in wide() for name in missing):
+            return False
     for at, line in enumerate(lines):
         if error := _ERROR.match(line):
             found = True

@@ -11,6 +11,7 @@ import importlib
 import importlib.abc
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
@@ -23,7 +24,11 @@ from ..machine.sources import HOME
 _TORCHS = "torch.utils.cpp_extension"
 # Builds the objects of a setup.py; an underscore of torch's, and the narrowest place there is.
 _OBJECTS = "_write_ninja_file_and_compile_objects"
+# By function of torch's the one of loader's that takes its arguments. `load` and `load_inline` end
+# in the last, which some programs call themselves.
+_CALLS = {"load": "load", "load_inline": "load_inline", "_jit_compile": "load"}
 _said: set[str] = set()
+_within = threading.local()  # `torch` is True while this thread is in what was left to torch
 
 
 class Extensions:
@@ -114,15 +119,16 @@ class _State:
             return
         if sys.modules["torch"].version.hip:
             return _left("extensions", "this torch is for ROCm, and loader builds C++ and CUDA")
-        for name in ("load", "load_inline", _OBJECTS):
+        for name in (*_CALLS, _OBJECTS):
             function = getattr(module, name, None)
             if changed := _changed(name, function):
                 self._set(function, "__code__", changed)
             else:
                 return _left(name, f"this torch's {_TORCHS}.{name} is not what loader knows")
         # From torch 2.15 on the class is not finished before somebody asks for it.
-        builder = vars(module).get("_BUILD_EXTENSION_CLASS") or module.BuildExtension
-        self._set(builder, "__init__", _without_ninja(builder.__init__))
+        there = vars(module)
+        if builder := there.get("_BUILD_EXTENSION_CLASS") or there.get("BuildExtension"):
+            self._set(builder, "__init__", _without_ninja(builder.__init__))
 
     def _set(self, owner: Any, name: str, value: object) -> None:
         before = getattr(owner, name)
@@ -208,24 +214,35 @@ def instead(name: str, asked: dict[str, Any]) -> Any:
 
     Raises: BuildError.
     """
+    if getattr(_within, "torch", False):
+        return _originals[name](**asked)
     if name == _OBJECTS:
         objects = _room("objects")
         try:
             order = objects.order(asked)
         except ValueError as reason:
             _left("these objects", str(reason))
-            return _originals[name](**asked)
+            return _torchs_own(name, asked)
         return objects.make(order)
-    load = _room("load")
+    load, call = _room("load"), _CALLS[name]
     try:
-        bound = inspect.signature(getattr(load, name)).bind(**asked)
+        bound = inspect.signature(getattr(load, call)).bind(**asked)
         bound.apply_defaults()
-        check = load.arguments.of_files if name == "load" else load.arguments.of_strings
+        check = load.arguments.of_files if call == "load" else load.arguments.of_strings
         extension = check(bound.arguments)
     except (TypeError, ValueError, NotImplementedError) as reason:
-        _left(f"{name}({asked.get('name')!r})", str(reason))
-        return _originals[name](**asked)
+        _left(f"{call}({asked.get('name')!r})", str(reason))
+        return _torchs_own(name, asked)
     return load.loaded(extension)
+
+
+def _torchs_own(name: str, asked: dict[str, Any]) -> Any:
+    """Call a function of torch's as it came, which may call others that are changed."""
+    _within.torch = True
+    try:
+        return _originals[name](**asked)
+    finally:
+        _within.torch = False
 
 
 def _room(module: str) -> Any:

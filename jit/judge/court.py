@@ -20,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from ..machine import settings
 from . import tamper, watched
 from .asked import Misused, Options
 from .confine import Limits, Prison
@@ -212,7 +213,7 @@ def _settle(folder: str) -> None:
     for name, below in places.items():
         os.makedirs(folder + below, exist_ok=True)
         os.environ[name] = folder + below
-    os.environ["LOADER_CACHE_DIR"] = ":".join(caches)
+    settings.choose("LOADER_CACHE_DIR", ":".join(caches))
     tempfile.tempdir = None
     sys.dont_write_bytecode = True
     loader._session.caches = tuple(map(Path, caches))

@@ -129,12 +129,12 @@ class Witness:
         """The results of an earlier call, as they are now."""
         return {"results": self._packed(None, {"plain": None}, self._kept[number], files)}
 
-    def exact(self, seed: int, precision: str, files: list[int]) -> dict:
+    def exact(self, seed: int, precision: str, closely: bool, files: list[int]) -> dict:
         """The reference's results in float64, and by how much each element may differ."""
         assert self._exact
         arguments = self._arguments()
         torch.manual_seed(seed)
-        found = tolerance.bounds(self._exact, arguments, precision)
+        found = tolerance.bounds(self._exact, arguments, precision, closely)
         tensors = [x for pair in found.pairs for x in pair]
         return {"results": self._packed(None, {"plain": None}, tensors), "rule": found.rule}
 

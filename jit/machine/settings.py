@@ -51,6 +51,8 @@ _LIMIT = "above this a build removes what was not used for longest"
 PREBUILT = "prebuilt"  # the folder of loader's with the builds that a wheel brings along
 _ERRORS = """how errors are printed on stderr: for people, or for programs, each as one line of \
 JSON"""
+_MENDS = """whether sources of extensions for an older torch or CUDA are changed for the compiler; \
+`diff` shows each line"""
 _MODES = ("background", "eager", "lazy", "never")
 
 SETTINGS = (
@@ -60,6 +62,7 @@ SETTINGS = (
     ),
     Setting("LOADER_CACHE_LIMIT", "2GiB", _LIMIT, (), "a size: `500MB`, `2GiB`", size),
     Setting("LOADER_ERRORS", "text", _ERRORS, ("text", "json")),
+    Setting("LOADER_MENDS", "on", _MENDS, ("on", "diff", "off")),
     Setting("LOADER_NATIVE", "1", "compile for this CPU (`-march=native`)", ("0", "1")),
 )
 

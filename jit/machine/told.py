@@ -14,6 +14,7 @@ from ..errors import BuildError
 from . import settings
 from .sources import HOME
 
+_BETWEEN = "torch/utils/cpp_extension.py"  # where its functions are loader's for a while
 _OURS = ("<frozen", *(f"{HOME}/{name}" for name in ("jit/", "ops/", "loader.py", "__init__.py")))
 
 
@@ -56,6 +57,7 @@ def print_as_json() -> None:
 def _line(error: BaseException, trace: TracebackType | None = None) -> str:
     """Return an error as one line of JSON; `at` is the last line of a file that is not ours."""
     told = error if isinstance(error, BuildError) else BuildError(str(error))
-    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(_OURS)]
+    files = ((f, f.filename) for f in traceback.extract_tb(trace))
+    frames = [f for f, name in files if not (name.startswith(_OURS) or name.endswith(_BETWEEN))]
     at = {"file": frames[-1].filename, "line": frames[-1].lineno} if frames else None
     return json.dumps({**told.as_dict(), "error": type(error).__name__, "at": at})

@@ -44,6 +44,12 @@ def _later(name: str, role: str, function: Callable) -> Callable | None:
     return None if known else latest
 
 
+def forget(name: str) -> None:
+    """Let an operator, `namespace::name`, be given its functions anew: it was defined again."""
+    for key in [key for key in _latest if key[0] == name]:
+        del _latest[key]
+
+
 def fake(op, function: Callable) -> None:
     """Tell torch what a registered operator returns for tensors without data."""
     if later := _later(op.name(), "fake", function):

@@ -57,8 +57,8 @@ def source_module(
         instance of a template. There is one build for each set of constants, kept on disk and in
         this process.
 
-    Gradients, `torch.compile` and `torch.func` do not see such a kernel: an operator in `ops/` is
-    made for that, or a torch.autograd.Function around the call.
+    Gradients, `torch.compile` and `torch.func` do not see such a kernel by itself:
+    `loader.operator` makes an operator of it.
 
     Raises: BuildError with the compiler's errors, each at its line of the string; TypeError or
         ValueError for an argument; NotImplementedError for what the CPU cannot run.

@@ -16,5 +16,8 @@ def begin() -> None:
     """Do as `loader.accelerate_extensions()`; raises nothing, since torch would not import."""
     try:
         importlib.import_module("octet_run.jit.extension.torchs").accelerate_extensions()
+        settings = importlib.import_module("octet_run.jit.machine.settings")
+        if settings.value("LOADER_ERRORS") == "json":
+            importlib.import_module("octet_run.jit.machine.told").print_as_json()
     except Exception as error:
         print(f"loader: run: extensions are left to torch: {error!r}", file=sys.stderr)

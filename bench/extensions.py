@@ -1,0 +1,277 @@
+"""How other people's extensions build: `load_inline` of loader's and of torch's, file by file.
+
+    python -m loader bench extensions FOLDER... [--files 300] [--theirs 60] [--seed 0]
+
+Each FOLDER is a git checkout, or a part of one, of Python files that call `load_inline`, such as a
+leaderboard's solutions. A file is executed with that function replaced by one that takes its
+arguments down, so that nothing is built and no model is run: name only collections that you trust.
+Calls with the same arguments count once. Of all a seed draws `--files`, which loader builds one
+after the other, and of these the first `--theirs` torch.utils.cpp_extension builds too, for one
+architecture, without a GPU: whether it builds, seconds, and seconds of CPU that the compilers took.
+Each is built in a process of its own that has imported torch, which is not counted. A run that was
+ended goes on where it was.
+"""
+
+import argparse
+import hashlib
+import inspect
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch.utils import cpp_extension
+
+import harness
+import loader
+from loader.jit.build.workshop import end_all
+from loader.jit.extension import arguments
+from loader.jit.extension.flags import argv, host_flags
+from loader.jit.extension.halves import halves
+
+SETTINGS = {"LOADER_BUILD": "lazy", "TORCH_CUDA_ARCH_LIST": "9.0"}
+
+
+def in_child(function: Callable[[], object], seconds: int) -> dict:
+    """Return what a function gives in a forked process, as JSON; what ends that is an `error`."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(read)
+            signal.alarm(seconds)
+            silence = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(silence, stream)
+            with os.fdopen(write, "w") as pipe:
+                json.dump(function(), pipe, default=str)
+        finally:
+            end_all()
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(said) if said else {"error": "it was ended"}
+
+
+def calls_of(file: Path) -> dict:
+    """Execute a file; return the calls that it makes on being imported, with their arguments."""
+    calls: list[dict] = []
+    given = inspect.signature(cpp_extension.load_inline)
+
+    class Module(ModuleType):
+        def __getattr__(self, name: str) -> Callable:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return lambda *arguments, **named: None
+
+    def noted(*values: object, **named: object) -> Module:
+        calls.append(dict(given.bind(*values, **named).arguments))
+        return Module("noted")
+
+    cpp_extension.load_inline = noted
+    os.chdir(tempfile.mkdtemp(prefix="octet-bench-"))
+    module = ModuleType("collected")
+    module.__file__ = str(file)
+    sys.modules["collected"] = module
+    error = ""
+    try:
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
+    except BaseException as raised:  # what came before it counts
+        error = f"{type(raised).__name__}: {raised}"
+    return {"calls": calls, "error": error}
+
+
+def collected(folder: Path) -> tuple[dict, list[dict]]:
+    """Return what a collection is, by name and commit, and the calls of its files."""
+    found, files = [], 0
+    for file in sorted(folder.rglob("*.py")):
+        if "load_inline" not in file.read_text(errors="replace"):
+            continue
+        files += 1
+        for number, call in enumerate(in_child(partial(calls_of, file), 60).get("calls", ())):
+            call.pop("build_directory", None)
+            call.pop("verbose", None)
+            found.append({"where": f"{file.relative_to(folder)} {number}", "call": call})
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(folder), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    url = git("config", "--get", "remote.origin.url").removesuffix(".git")
+    name = "/".join(url.replace(":", "/").split("/")[-2:]) or folder.name
+    facts = {"name": name, "commit": git("rev-parse", "HEAD"), "files": files, "calls": len(found)}
+    return facts, found
+
+
+def key_of(call: dict) -> str:
+    """Return a digest of all arguments but the name."""
+    facts = {name: value for name, value in call.items() if name != "name"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_split(call: dict) -> bool | None:
+    """Return whether the text of a call's CUDA source is split; None where it has none."""
+    given = inspect.signature(loader.load_inline).bind(**call)
+    given.apply_defaults()
+    arguments._callers = tuple  # that are none here
+    asked = arguments.of_strings(dict(given.arguments))
+    cuda = [source for source in asked.sources if source.cuda]
+    if not cuda:
+        return None
+    flags = host_flags(argv(asked.cuda_cflags))
+    return flags is not None and all(halves(s.text, s.name) for s in cuda)
+
+
+def built(ours: bool, call: dict) -> dict:
+    """Build one; the verdict, and what it took."""
+    row: dict = {"verdict": "built"}
+    begun = time.perf_counter()
+    try:
+        made = (loader if ours else cpp_extension).load_inline(**call)
+    except BaseException as error:
+        row |= {"verdict": "refused", "error": f"{type(error).__name__}: {error}"[:600]}
+    row["seconds"] = time.perf_counter() - begun
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    row["cpu"] = used.ru_utime + used.ru_stime
+    if ours and row["verdict"] == "built":
+        manifest = Path(made.__file__).parent / "manifest.json"
+        row["levels"] = json.loads(manifest.read_text())["levels"]
+    return row
+
+
+def rows_of(drawn: dict, theirs: bool, cache: Path, options: argparse.Namespace) -> list[dict]:
+    """Build what was drawn by loader, and by torch where that is asked for."""
+    rows = []
+    for who in ("loader", "torch") if theirs else ("loader",):
+        row = in_child(partial(built, who == "loader", drawn["call"]), options.limit)
+        verdict = {"verdict": row.pop("error", "")} if "verdict" not in row else {}
+        rows.append({"where": drawn["where"], "who": who, **row, **verdict})
+        took = f"{row.get('cpu', 0):6.1f} s of CPU, {row.get('seconds', 0):6.1f} s"
+        print(f"{who:7} {rows[-1]['verdict']:8} {took}  {drawn['where']}", flush=True)
+        shutil.rmtree(cache / "theirs", ignore_errors=True)
+    return rows
+
+
+def shares(rows: list[dict]) -> dict:
+    """Return how the two compare."""
+    ours = {row["where"]: row for row in rows if row["who"] == "loader"}
+    theirs = {row["where"]: row for row in rows if row["who"] == "torch"}
+    both = [(ours[w], theirs[w]) for w in theirs]
+    built = [(o, t) for o, t in both if o["verdict"] == t["verdict"] == "built"]
+    facts: dict = {
+        "built": sum(row["verdict"] == "built" for row in ours.values()),
+        "other verdicts": [o["where"] for o, t in both if o["verdict"] != t["verdict"]],
+    }
+    for who, which in (("loader", [o for o, _ in built]), ("torch", [t for _, t in built])):
+        for unit in ("cpu", "seconds") if len(which) > 1 else ():
+            values = [row[unit] for row in which]
+            facts[f"{who} {unit}"] = {
+                "median": statistics.median(values),
+                "p90": statistics.quantiles(values, n=10, method="inclusive")[-1],
+            }
+    return facts
+
+
+def table(record: dict) -> str:
+    """Return the result as text and a table."""
+    rows, split = record["rows"], record["split"]
+    ours = [row for row in rows if row["who"] == "loader"]
+    theirs = [row for row in rows if row["who"] == "torch"]
+    facts, made = shares(rows), [row for row in ours if row["verdict"] == "built"]
+    names = ", ".join(
+        f"{c['name']} at {c['commit'][:12]} ({c['calls']} calls)" for c in record["collections"]
+    )
+    quick = [row for row in made if any(level == "kernels" for level in row["levels"])]
+    slow = [row for row in made if any(level.startswith("cuda ") for level in row["levels"])]
+    other = ", ".join(facts["other verdicts"]) or "none"
+    lines = [
+        f"{record['device']}, {record['cores']} cores shared with other work, torch "
+        f"{record['torch']}, {record['date']}: {names}. Of {split['calls']} calls with CUDA that "
+        f"differ, {split['split']} ({split['split'] / max(1, split['calls']):.1%}) are split by "
+        f"their text. {len(ours)} were drawn with seed {record['seed']}; loader built "
+        f"{len(made)}, {len(quick)} of them in two halves and {len(slow)} whole. torch was given "
+        f"{len(theirs)} of the same; with another verdict: {other}.",
+        "",
+        "| of those that both built | loader | torch | |",
+        "|---|---|---|---|",
+    ]
+    for unit, text in (("cpu", "seconds of CPU"), ("seconds", "seconds")):
+        for part, name in (("median", "median"), ("p90", "90th percentile")):
+            pair = [facts.get(f"{who} {unit}", {}).get(part) for who in ("loader", "torch")]
+            if all(pair):
+                ratio = f"{pair[1] / pair[0]:.1f}x"
+                lines.append(f"| {text}, {name} | {pair[0]:.1f} | {pair[1]:.1f} | {ratio} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(given=None) -> None:
+    """Take calls down, draw, build, keep."""
+    options = harness.parser("extensions", 1, "no files of torch's, and ten of ours")
+    options.add_argument("folders", type=Path, nargs="*", help="or COLLECTIONS, parted by colons")
+    options.add_argument("--files", type=int, default=300, help="how many loader builds")
+    options.add_argument("--theirs", type=int, default=60, help="how many torch builds too")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--limit", type=int, default=900, help="seconds for one build")
+    options.add_argument("--cache", type=Path, help="folder to build in, kept afterwards")
+    parser, options = options, options.parse_args(given)
+    named = os.environ.get("COLLECTIONS", "").split(os.pathsep)
+    options.folders = options.folders or [Path(folder) for folder in named if folder]
+    if not options.folders:
+        parser.error("name folders with files that call load_inline, or set COLLECTIONS")
+    if options.quick:
+        options.files, options.theirs = 10, 0
+    options.device, options.begun = "cpu", time.perf_counter()  # nothing of it runs on a GPU
+    if missing := {name: value for name, value in SETTINGS.items() if name not in os.environ}:
+        command = [sys.executable, "-m", "loader", "bench", "extensions", *given]
+        os.execve(sys.executable, command, os.environ | missing)  # loader reads them on import
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    found = [collected(folder.resolve()) for folder in options.folders]
+    unique = {key_of(each["call"]): each for _, calls in found for each in calls}
+    drawn = [unique[key] for key in sorted(unique)]
+    random.Random(options.seed).shuffle(drawn)
+    told = [is_split(each["call"]) for each in drawn]
+    split = {"calls": sum(s is not None for s in told), "split": sum(s is True for s in told)}
+    print(f"{len(drawn)} calls that differ, {split['split']} of {split['calls']} split", flush=True)
+    with tempfile.TemporaryDirectory(prefix="octet-bench-") as folder:
+        cache = options.cache or Path(folder)
+        (cache / "ours").mkdir(exist_ok=True)
+        loader._session.caches = (cache / "ours",)
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(cache / "theirs")
+        cases = {
+            f"{key_of(each['call'])}{' both' * (k < options.theirs)}": partial(
+                rows_of, each, k < options.theirs, cache, options
+            )
+            for k, each in enumerate(drawn[: options.files])
+        }
+        rows = harness.each("extensions", "jit/extension", options, cases)
+    harness.finish(
+        "extensions",
+        "jit/extension",
+        rows,
+        options,
+        collections=[facts for facts, _ in found],
+        split=split,
+        seed=options.seed,
+        architectures=os.environ["TORCH_CUDA_ARCH_LIST"],
+        cores=len(os.sched_getaffinity(0)),
+        cuda_compiler=torch.version.cuda,
+    )
+
+
+if __name__ == "__main__":
+    main()

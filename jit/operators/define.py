@@ -1,0 +1,285 @@
+"""`loader.operator`: a kernel of the user's and its reference in plain PyTorch, as an operator.
+
+torch gets two operators, `ns::name` and `ns::name_backward`, both opaque to torch.compile, so that
+what is compiled calls the kernels too. All that a kernel has not comes from the reference: shapes
+of results, where the reference runs on tensors without data; gradients, by torch.func.vjp of it;
+forward mode and derivatives of derivatives.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import derive, frame
+from .watch import Watch, plainly, tidy, type_name
+
+_TAKEN = ("octet", "aten", "prim", "prims", "torch", "torchvision")
+_RETURNS = re.compile(r"-> (?:Tensor|\((?:Tensor(?:, )?)+\)|\(\))$")
+
+
+def operator(
+    reference: Callable | None = None,
+    *,
+    kernel: Callable | Mapping[str, Callable] | None = None,
+    backward: Callable | None = None,
+    name: str | None = None,
+    mutates: Sequence[str] = (),
+) -> Any:
+    """Make a kernel of yours and its reference in plain PyTorch an operator of torch.
+
+        mod = loader.source_module(source)
+
+        def double_kernel(x, factor):
+            out = torch.empty_like(x)
+            mod.scale(out, x, factor, x.numel(), grid=(x.numel() + 255) // 256, block=256)
+            return out
+
+        @loader.operator(kernel=double_kernel, name="mine::scale")
+        def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+            return x * factor
+
+    It is differentiable, also twice and in forward mode, and works under `torch.compile`,
+    `torch.func`, `torch.vmap` and `torch.export`. Called once more with the same name, as in a
+    notebook's cell that is run again, it replaces the operator.
+
+    Args:
+        reference: the same in plain PyTorch, with annotated arguments (tensors, numbers, strings,
+            lists of numbers, None) that returns a tensor or a tuple of tensors. Gives the schema,
+            and serves where there is no kernel.
+        kernel: takes the arguments of the reference in their order, tensors contiguous and without
+            gradients, and returns what that does; or a dict of such by type of device, as
+            {"cuda": f}, other devices being served by the reference. Results are made contiguous.
+        backward: `backward(grad, ..., *arguments)` gets a gradient for each result, then the
+            arguments, and returns a gradient for each tensor argument, None for zero; all tensors
+            as for the kernel.
+            Without it the reference is differentiated.
+        name: "namespace::name"; by default "local::" and the name of the reference.
+        mutates: names of the arguments that kernel and reference write to; such an operator has no
+            gradient, and returns nothing.
+
+    Returns: the operator, a function with the signature of the reference. Its `op` is torch's
+        OpOverload, `reference` the reference, and `check(*arguments)` compares kernel and reference
+        on arguments, with gradients, and runs torch.library.opcheck. Without `reference` a
+        decorator.
+
+    Raises: TypeError or ValueError for a reference whose schema cannot be told, or a name that is
+        taken. A call raises RuntimeError where the kernel's result has another type, shape, dtype
+        or device than the reference's, changes an argument that is not among `mutates`, or returns
+        one: looked at in the first call with arguments of each kind (shapes, dtypes, devices).
+    """
+    if reference is None:
+        return functools.partial(
+            operator, kernel=kernel, backward=backward, name=name, mutates=mutates
+        )
+    if not callable(reference):
+        raise TypeError(f"operator: reference must be a function, got {type(reference).__name__}")
+    return Definition(reference, kernel, backward, name, mutates).function()
+
+
+class Definition:
+    """What one operator is made of, and the functions that torch is given."""
+
+    def __init__(
+        self,
+        reference: Callable,
+        kernel: Callable | Mapping[str, Callable] | None,
+        backward: Callable | None,
+        name: str | None,
+        mutates: Sequence[str],
+    ):
+        self.reference, self.backward, self.mutates = reference, backward, mutates
+        self.name = _checked_name(name, reference)
+        self.kernels = _kernels(self.name, kernel)
+        self.parameters = [*inspect.signature(reference).parameters.values()]
+        self.schema = self._find_schema()
+        self.tensors = [i for i, a in enumerate(self.schema.arguments) if "Tensor" in str(a.type)]
+        written = [p.name in mutates for p in self.parameters]
+        named = [p.name for p in self.parameters]
+        self._watch = Watch(self.name, named, written, self.run_reference)
+        if backward is not None and mutates:
+            raise ValueError(
+                f"{self.name}: an operator that writes to {', '.join(mutates)} has no gradient; "
+                "leave out backward, or have it return new tensors"
+            )
+
+    def function(self) -> Callable:
+        """Register all with torch; the operator."""
+        op = self._register()
+        call = op if self.mutates else derive.differentiable(self, op)
+        names, count = [p.name for p in self.parameters], len(self.parameters)
+        defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
+
+        @functools.wraps(self.reference)
+        def public(*args: Any, **named: Any) -> Any:
+            if named or len(args) != count:
+                args = tuple(_bound(self.name, names, defaults, args, named))
+            return call(*args)
+
+        public.op, public.reference = op, self.reference  # type: ignore[attr-defined]
+        public.check = self.check  # type: ignore[attr-defined]
+        self.public = public
+        return public
+
+    def _find_schema(self) -> Any:
+        """The schema by the annotations of the reference. Raises: TypeError, ValueError."""
+        for p in self.parameters:
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+                raise TypeError(f"{self.name}: the reference must name its arguments, got {p}")
+            if p.annotation is p.empty:
+                raise TypeError(
+                    f"{self.name}: argument {p.name} of the reference must be annotated, with "
+                    f"torch.Tensor, float, int, bool or the like; write {p.name}: torch.Tensor"
+                )
+        try:
+            named = {p.name for p in self.parameters}
+            if unknown := {*self.mutates} - named:
+                raise ValueError(f"mutates names {', '.join(unknown)}, which is no argument")
+            text = torch.library.infer_schema(self._positional(), mutates_args=[*self.mutates])
+        except ValueError as error:
+            said = str(error).partition("Got func with")[0].strip()
+            raise TypeError(f"{self.name}: the reference has no schema: {said}") from None
+        if not _RETURNS.search(text) or bool(self.mutates) != text.endswith("()"):
+            expected = "nothing, as it writes to arguments" if self.mutates else "tensors"
+            got = text.rpartition("-> ")[2]
+            raise TypeError(f"{self.name}: the reference must return {expected}, got {got}")
+        if "Tensor[]" in text or "Tensor?[]" in text:
+            raise TypeError(f"{self.name}: arguments must be tensors, not lists of them: {text}")
+        self.text = text
+        return torch._C.parse_schema(f"{self.name}{text}")
+
+    def _positional(self) -> Callable:
+        """The reference with all arguments by position, as torch calls operators."""
+
+        def plain(*args: Any) -> Any:
+            return self.run_reference(*args)
+
+        signature = inspect.signature(self.reference)
+        kinds = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in self.parameters]
+        plain.__signature__ = signature.replace(parameters=kinds)  # type: ignore[attr-defined]
+        return plain
+
+    def run_reference(self, *args: Any) -> Any:
+        """Call the reference with arguments in their order."""
+        pairs = [*zip(self.parameters, args, strict=True)]
+        by_name = {p.name: x for p, x in pairs if p.kind is p.KEYWORD_ONLY}
+        return self.reference(*args[: len(args) - len(by_name)], **by_name)
+
+    def _register(self) -> Any:
+        """Give torch the operator, its kernel and its fake; the OpOverload."""
+        frame.forget(self.name)
+        made = torch.library.custom_op(
+            self.name, self._run, mutates_args=[*self.mutates], schema=self.text
+        )
+        made.register_fake(self._fake)
+        if not self.mutates:
+            derive.one_by_one(made._opoverload)
+        return made._opoverload
+
+    def _fake(self, *args: Any) -> Any:
+        """What the reference returns for tensors without data, as the kernel's: contiguous."""
+        args = self._filled(args)
+        return tidy(self.run_reference(*args), args)
+
+    def _filled(self, args: tuple) -> tuple:
+        """All arguments: torch leaves out those at the end that have their default."""
+        return (*args, *(p.default for p in self.parameters[len(args) :]))
+
+    def _run(self, *args: Any) -> Any:
+        """The kernel's result, or the reference's where there is none."""
+        args = self._filled(args)
+        device = next((x.device.type for x in args if isinstance(x, Tensor)), "cpu")
+        kernel = self.kernels.get(device, self.kernels.get(""))
+        if kernel is None:
+            return tidy(self.run_reference(*args), args)
+        written = (p.name in self.mutates for p in self.parameters)
+        plain = [plainly(x, w) for x, w in zip(args, written, strict=True)]
+        return tidy(self._watch.run(kernel, plain), ())
+
+    def check(self, *args: Any, **named: Any) -> None:
+        """Compare kernel and reference on arguments, their gradients too, and run opcheck.
+
+        Raises: AssertionError with the first difference, by torch.testing.assert_close.
+        """
+        names = [p.name for p in self.parameters]
+        defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
+        args = tuple(_bound(self.name, names, defaults, args, named))
+        results = []
+        for call in (self.public, self.run_reference):
+            own = [_leaf(x, not self.mutates) for x in args]
+            out = call(*own)
+            outs = [out] if isinstance(out, Tensor) else [*(out or ())]
+            smooth = [x for x in own if derive.is_smooth(x) and x.requires_grad]
+            wanted = [o for o in outs if derive.is_smooth(o) and o.requires_grad]
+            total = [o.abs().square().sum() for o in wanted]
+            grads = []
+            if total and not self.mutates:
+                grads = [*torch.autograd.grad(sum(total), smooth, allow_unused=True)]
+                pairs = zip(grads, smooth, strict=True)
+                grads = [torch.zeros_like(x) if g is None else g for g, x in pairs]
+            written = [x for p, x in zip(names, own, strict=True) if p in self.mutates]
+            results.append([x.detach() for x in (*outs, *grads, *written)])
+        torch.testing.assert_close(*results)
+        torch.library.opcheck(self.public.op, args)  # type: ignore[attr-defined]
+
+
+def _checked_name(name: str | None, reference: Callable) -> str:
+    own = re.sub(r"\W", "_", getattr(reference, "__name__", "operator"))
+    name = f"local::{own}" if name is None else name
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name, re.ASCII):
+        raise ValueError(
+            f'operator: name must be "namespace::name", as "mine::{own}", got {name!r}'
+        )
+    if name.partition("::")[0] in _TAKEN:
+        raise ValueError(
+            f"operator: the namespace of {name!r} is taken; choose one of your own, as "
+            f'"mine::{name.partition("::")[2]}"'
+        )
+    return name
+
+
+def _kernels(name: str, kernel: Any) -> dict[str, Callable]:
+    """Kernels by type of device, "" being any."""
+    found = {} if kernel is None else {**kernel} if isinstance(kernel, Mapping) else {"": kernel}
+    for device, function in found.items():
+        if not callable(function):
+            where = f" for {device!r}" if device else ""
+            raise TypeError(f"{name}: kernel{where} must be a function, got {type_name(function)}")
+        if device:
+            try:
+                torch.device(device)
+            except (RuntimeError, TypeError):
+                raise ValueError(
+                    f"{name}: kernel must be a dict by type of device, as 'cuda', got {device!r}"
+                ) from None
+    return found
+
+
+def _leaf(x: Any, wanted: bool) -> Any:
+    """A copy of a tensor, which wants a gradient where that is wanted and there can be one."""
+    if not isinstance(x, Tensor):
+        return x
+    return x.detach().clone().requires_grad_(wanted and derive.is_smooth(x))
+
+
+def _bound(name: str, names: list[str], defaults: dict, args: tuple, named: dict) -> list:
+    """All arguments in their order. Raises: TypeError."""
+    if len(args) > len(names):
+        raise TypeError(f"{name} takes {len(names)} arguments, got {len(args)}")
+    found = [*args]
+    for parameter in names[len(args) :]:
+        if parameter in named:
+            found.append(named[parameter])
+        elif parameter in defaults:
+            found.append(defaults[parameter])
+        else:
+            raise TypeError(f"{name}: argument {parameter} is missing")
+    for parameter in named:
+        if parameter not in names[len(args) :]:
+            twice = "is given twice" if parameter in names else "is none of its arguments"
+            raise TypeError(f"{name}: {parameter} {twice}")
+    return found
