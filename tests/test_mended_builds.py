@@ -173,18 +173,19 @@ def test_objects_of_a_setup_are_mended_too(tmp_path, capfd):
     source, made = tmp_path / "a b.cpp", tmp_path / "build/a.o"
     (tmp_path / "own.h").write_text("#define OWN 1\n")
     source.write_text(text)
-    compiler = shutil.which("c++")
-    command = [compiler, "-Wall", "-Werror", '-DX="a \'b"', "-c", str(source), "-std=c++17"]
+    before = ["-Wall", "-Werror", '-DX="a \'b"']
+    command = objects.Command([shutil.which("c++")], before, str(source), ["-std=c++17"])
+    order = objects.Order("old", {str(made): command})
     for _ in range(2):  # the second time from the cache
         with pytest.warns(
             loader.MendWarning, match=r"cudaDeviceSynchronize` \(a b.cpp:3\); .*-Werror"
         ):
-            objects.make(objects.Order("old", {str(made): (str(source), command)}))
+            objects.make(order)
         assert made.stat().st_size
         made.unlink()
     assert source.read_text() == text
     source.write_text(text.replace("OWN;", "missing;"))
     with pytest.raises(loader.BuildError, match="left after mends") as failed:
-        objects.make(objects.Order("old", {str(made): (str(source), command)}))
+        objects.make(order)
     (message,) = failed.value.as_dict()["messages"]
     assert (message["file"], message["line"]) == (str(source), 3)
