@@ -226,7 +226,7 @@ class Referee:
             plain = reference.tensors(answer, "results")
             after = reference.now()
             reference.give(case)
-            words = {"precision": self._options.precision, "closely": closely}
+            words: dict[str, Any] = {"precision": self._options.precision, "closely": closely}
             found = reference.ask("exact", seed=seed, **words)
             pairs = reference.tensors(found, "results")
         except Misused:
