@@ -128,7 +128,6 @@ def is_split(call: dict) -> bool | None:
     """Return whether the text of a call's CUDA source is split; None where it has none."""
     given = inspect.signature(loader.load_inline).bind(**call)
     given.apply_defaults()
-    arguments._callers = tuple  # that are none here
     asked = arguments.of_strings(dict(given.arguments))
     cuda = [source for source in asked.sources if source.cuda]
     if not cuda:
@@ -199,12 +198,15 @@ def table(record: dict) -> str:
     quick = [row for row in made if any(level == "kernels" for level in row["levels"])]
     slow = [row for row in made if any(level.startswith("cuda ") for level in row["levels"])]
     other = ", ".join(facts["other verdicts"]) or "none"
+    given = (
+        f"torch {record['torch']}, {record['date']}, sources {record['sources']['jit/extension']}"
+    )
+    share = f"{split['split']} ({split['split'] / max(1, split['calls']):.1%})"
     lines = [
-        f"{record['device']}, {record['cores']} cores shared with other work, torch "
-        f"{record['torch']}, {record['date']}: {names}. Of {split['calls']} calls with CUDA that "
-        f"differ, {split['split']} ({split['split'] / max(1, split['calls']):.1%}) are split by "
-        f"their text. {len(ours)} were drawn with seed {record['seed']}; loader built "
-        f"{len(made)}, {len(quick)} of them in two halves and {len(slow)} whole. torch was given "
+        f"{record['device']}, {record['cores']} cores shared with other work, {given}: {names}. Of "
+        f"{split['calls']} calls with CUDA that differ, {share} are split by their text. "
+        f"{len(ours)} were drawn with seed {record['seed']}; loader built {len(made)}, "
+        f"{len(quick)} of them in two halves and {len(slow)} whole. torch was given "
         f"{len(theirs)} of the same; with another verdict: {other}.",
         "",
         "| of those that both built | loader | torch | |",

@@ -12,6 +12,7 @@ from conftest import ROOT
 sys.path.append(str(ROOT / "bench"))  # after tests/, which has an interpolation.py too
 import compare
 import everything
+import extensions
 import guard
 import sweep
 
@@ -215,3 +216,33 @@ def test_every_case_of_a_sweep_can_be_drawn(operator):
     cases = [space.draw(random.Random(f"0 {k}"), sweep.LARGEST["cuda"]) for k in range(300)]
     assert {case["dtype"] for case in cases} >= {"float32", "float64", "float16", "bfloat16"}
     assert cases == [json.loads(json.dumps(case)) for case in cases]
+
+
+def test_extensions_takes_calls_down_and_builds_nothing(tmp_path):
+    (tmp_path / "kernel.py").write_text(
+        "from torch.utils.cpp_extension import load_inline\n"
+        "m = load_inline('m', 'int f();', '__global__ void k() {}', functions=['f'], verbose=True)\n"
+        "m.f(1)\nraise RuntimeError('what came before it counts')\n"
+    )
+    (tmp_path / "other.py").write_text("raise SystemExit\n")
+    facts, (found,) = extensions.collected(tmp_path)
+    assert (facts["files"], facts["calls"]) == (1, 1) and found["where"] == "kernel.py 0"
+    call = found["call"]
+    assert call["functions"] == ["f"] and "verbose" not in call and extensions.is_split(call)
+    assert extensions.key_of(call) == extensions.key_of(call | {"name": "n"})
+    assert extensions.key_of(call) != extensions.key_of(call | {"functions": ["g"]})
+
+
+def test_extensions_compares_what_both_built():
+    rows = [
+        {"where": where, "who": who, "verdict": verdict, "cpu": cpu, "seconds": cpu}
+        for where, who, verdict, cpu in (
+            ("a", "loader", "built", 1.0), ("a", "torch", "built", 10.0),
+            ("b", "loader", "built", 3.0), ("b", "torch", "built", 30.0),
+            ("c", "loader", "built", 9.0), ("c", "torch", "refused", 9.0),
+            ("d", "loader", "refused", 9.0),
+        )
+    ]  # fmt: skip
+    facts = extensions.shares(rows)
+    assert facts["built"] == 3 and facts["other verdicts"] == ["c"]
+    assert facts["loader cpu"]["median"] == 2 and facts["torch seconds"]["median"] == 20

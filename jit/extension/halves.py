@@ -11,10 +11,17 @@ import re
 from dataclasses import dataclass
 
 from ..errors import cxx
+from .cuda_headers import (
+    C10_TYPES,
+    is_known,
+    least_and_greatest,
+    light_headers,
+    restrict_traits,
+)
 from .inputs import Find
 from .items import NotUnderstood, items, unnamed
 from .levels import CUDA_HEADERS, include_lines, standard_headers
-from .pieces import C10_TYPES, Pieces, is_known, light_headers, pieces, restrict_traits
+from .pieces import Pieces, pieces
 
 _CUDA_HEADERS = include_lines(CUDA_HEADERS)
 # The templates are what cuda_runtime.h has for nvcc alone.
@@ -77,7 +84,8 @@ class Halves:
     @property
     def host(self) -> str:
         """What the C++ compiler compiles."""
-        return _LAUNCHES + restrict_traits(self.code) + self.parts.half(device=False)
+        of_nvcc = restrict_traits(self.code) + least_and_greatest(self.code)
+        return _LAUNCHES + of_nvcc + self.parts.half(device=False)
 
     @property
     def for_nvcc(self) -> bool:
