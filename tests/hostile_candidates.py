@@ -356,6 +356,9 @@ HOSTILE = {
     "writes_before_the_beginning": Hostile(
         module(f"out = {RIGHT}\nctypes.memset(out.data_ptr() - 8, 1, 8)\nreturn out"), ("bounds",)
     ),
+    "writes_before_an_argument": Hostile(
+        module(f"out = {RIGHT}\nctypes.memset(x.data_ptr() - 4, 1, 4)\nreturn out"), ("bounds",)
+    ),
     "reads_past_an_argument": Hostile(
         module(f"ctypes.string_at(x.data_ptr() + 4 * x.numel(), 64)\nreturn {RIGHT}"), ("bounds",)
     ),

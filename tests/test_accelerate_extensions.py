@@ -401,7 +401,7 @@ def test_paths_count_from_where_torchs_compilers_run(tmp_path):
     source.write_text("")
     flags = ["-Iheaders", "-isystem", "headers", "-include", "forced.h", "-include other.h"]
     asked = {"sources": [source], "build_directory": tmp_path, "cflags": [*flags, "-Igone"]}
-    (object_, (_, command)) = objects.order(ASKED | asked).commands.popitem()
+    ((object_, command),) = objects.order(ASKED | asked).commands.items()
     there, forced = str(tmp_path / "headers"), str(tmp_path / "forced.h")
     expected = [
         f"-I{there}",
@@ -413,9 +413,9 @@ def test_paths_count_from_where_torchs_compilers_run(tmp_path):
         "other.h",
         "-Igone",
     ]
-    assert command[1 : len(expected) + 1] == expected
+    assert command.words[1 : len(expected) + 1] == expected
     tools = toolchain.current.__wrapped__(tmp_path)
-    inputs = objects.ObjectRecipe("m", str(source), command, tools, {}).inputs()
+    inputs = objects.ObjectRecipe("m", command, tools, {}).inputs()
     assert {*inputs["files"]} == {str(source), forced, f"{there}/other.h"}
     assert (object_, "once" in inputs) == ("/t/a.o", False)
 
@@ -440,13 +440,42 @@ def test_commands_are_those_that_torch_writes_for_ninja(tmp_path, monkeypatch):
         f"{sources[0]}.o": ["cxx", "cflags", sources[0], "post_cflags"],
         f"{sources[1]}.o": ["nvcc", "cuda_cflags", sources[1], "cuda_post_cflags"],
     }
-    for made, (source, command) in objects.order(asked).commands.items():
+    for made, command in objects.order(asked).commands.items():
         tool, before, file, after = expected[made]
-        assert source == file
-        assert command == [*words[tool], *words[before], "-c", file, *words[after]]
+        assert command.source == file
+        assert command.words == [*words[tool], *words[before], "-c", file, *words[after]]
 
 
 def test_an_unknown_torch_is_left_alone():
     asked = {name: value for name, value in ASKED.items() if name != "cuda_cflags"}
     with pytest.raises(ValueError, match="this torch has other names for cuda_cflags"):
         objects.order(asked)
+
+
+MENDED = """
+import sys, torch, warnings, loader
+from torch.utils import cpp_extension as there
+for _ in range(2):
+    with warnings.catch_warnings(record=True) as told, loader.accelerate_extensions():
+        warnings.simplefilter("always")
+        there._write_ninja_file_and_compile_objects(**{asked!r})
+    print(*[w.message for w in told if w.category.__name__ == "MendWarning"])
+"""
+
+
+def test_an_old_source_of_a_setup_is_mended(checkout):
+    import torch
+
+    source, header = checkout.root / "old/old.cpp", checkout.root / "old/beside.h"
+    source.parent.mkdir()
+    header.write_text("#include <c10/util/Exception.h>\n")
+    source.write_text('#include "beside.h"\nvoid f(int x) { AT_CHECK(x > 0, "not above 0"); }\n')
+    include = f"-I{os.path.dirname(torch.__file__)}/include"
+    asked = {"sources": [str(source)], "objects": ["old.o"], "build_directory": str(source.parent)}
+    asked = ASKED | asked | {"cflags": ["-O0", include], "post_cflags": ["-std=c++20"]}
+    first, second = printed(checkout, MENDED.format(asked=asked))[0].splitlines()[-2:]
+    said = "objects: old.cpp is for an older torch or CUDA, and was mended: `AT_CHECK` -> "
+    assert first.startswith(said) and "(old.cpp:2)" in first and second == first
+    assert (source.parent / "old.o").stat().st_size and "AT_CHECK" in source.read_text()
+    done = checkout.run(MENDED.format(asked=asked), LOADER_MENDS="off")
+    assert done.returncode == 1 and f"{source}:2:17: error: " in done.stderr

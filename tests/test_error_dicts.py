@@ -1,10 +1,14 @@
 """Errors of a build as plain data, and as the lines of JSON that programs read."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 import loader
 from loader.jit.errors import BuildError, CacheError
@@ -154,3 +158,25 @@ def test_an_error_that_ends_a_program_is_one_line_too(checkout):
     )
     assert "ValueError: other" in other.stderr
     assert "Traceback" in other.stderr
+
+
+def test_errors_of_a_program_below_run_are_lines_too(tmp_path):
+    """Where torch's own function is called, and `loader` is nowhere imported."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from torch.utils.cpp_extension import load_inline\n"
+        'load_inline("run_bad", "#include <Python.h>\\nint f() { return missing; }",\n'
+        '            functions=["f"], no_implicit_headers=True)\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "loader", "run", str(script)],
+        cwd=ROOT,
+        env={**os.environ, "LOADER_ERRORS": "json", "LOADER_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (error,) = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert error["at"] == {"file": str(script), "line": 2}
+    assert error["messages"][0]["source"].strip() == "int f() { return missing; }"

@@ -1,8 +1,12 @@
 """`loader.judge` and `python -m loader judge`: forms, reports, bad input."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,6 +124,31 @@ def test_an_accepted_candidate_is_called_once_more_under_compute_sanitizer(files
     assert verdict.accepted == (status == 0), verdict
     assert verdict.check("sanitizer")["outcome"] == ("failed" if status else "passed")
     assert not status or "Invalid read" in verdict.check("sanitizer")["text"]
+
+
+def below(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                found += [int(child), *below(int(child))]
+    return found
+
+
+def test_nothing_goes_on_when_the_judge_is_killed(files):
+    (files / "endless.py").write_text(module("while True: pass"))
+    command = [sys.executable, "-m", "loader", "judge", files / "endless.py"]
+    process = subprocess.Popen([*command, "--reference", files / "ref.py"], cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while len(there := below(process.pid)) < 7:  # court, referee, and three for each of two
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    while any(os.path.exists(f"/proc/{pid}") for pid in there):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def run(*words: object) -> subprocess.CompletedProcess:

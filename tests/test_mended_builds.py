@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import loader
+from loader.jit.extension import objects
 
 TENSORS = """
 #include <torch/extension.h>
@@ -161,3 +162,30 @@ def test_an_old_cuda_extension_gives_what_its_reference_does():
     assert torch.equal(old.scale_old(x), 2 * x)
     with pytest.raises(RuntimeError, match="x must be on the GPU"):
         old.scale_old(x.cpu())
+
+
+def test_objects_of_a_setup_are_mended_too(tmp_path, capfd):
+    """Text and flags, beside a header of the source's, in a file that stays as it is."""
+    text = (
+        '#include "own.h"\nint cudaDeviceSynchronize();\n'
+        "int f() { int never_used = 0; return cudaThreadSynchronize() + OWN; }\n"
+    )
+    source, made = tmp_path / "a b.cpp", tmp_path / "build/a.o"
+    (tmp_path / "own.h").write_text("#define OWN 1\n")
+    source.write_text(text)
+    before = ["-Wall", "-Werror", '-DX="a \'b"']
+    command = objects.Command([shutil.which("c++")], before, str(source), ["-std=c++17"])
+    order = objects.Order("old", {str(made): command})
+    for _ in range(2):  # the second time from the cache
+        with pytest.warns(
+            loader.MendWarning, match=r"cudaDeviceSynchronize` \(a b.cpp:3\); .*-Werror"
+        ):
+            objects.make(order)
+        assert made.stat().st_size
+        made.unlink()
+    assert source.read_text() == text
+    source.write_text(text.replace("OWN;", "missing;"))
+    with pytest.raises(loader.BuildError, match="left after mends") as failed:
+        objects.make(order)
+    (message,) = failed.value.as_dict()["messages"]
+    assert (message["file"], message["line"]) == (str(source), 3)

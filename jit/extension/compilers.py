@@ -6,7 +6,6 @@ written anew where it differs.
 
 import hashlib
 import os
-import re
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from ..machine import files
 from ..machine.sources import HOME
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
-from .flags import argv
+from .flags import argv, beside
 from .inputs import headers
 from .levels import CUDA_HEADERS, UMBRELLAS, Level, binding, include_lines
 from .names import Names, macros_of, names_of
@@ -176,15 +175,12 @@ class Compilers:
             command = self._toolchain.command("PYTORCH_NVCC")
             if host := os.environ.get("CC"):
                 command += ["-ccbin", host]
-            # As the folder of a file that lies there, unless nvcc would take it for two words.
-            plain = not re.search(r"[\s,]", folder)
-            beside = ["-Xcompiler", f"-iquote,{folder}"] if plain else [f"-I{folder}"]
         else:
             line = self._flags.cxx(extension.name, includes, given, extension.with_cuda)
-            command, beside = self._toolchain.command("CXX"), ["-iquote", folder]
+            command = self._toolchain.command("CXX")
         if extension.is_standalone:  # a program has no module's name
             line = [word for word in line if not _of_module(word)]
-        return [*command, *self._hidden(way), *(beside if folder else []), *line]
+        return [*command, *self._hidden(way), *(beside(folder, task.cuda) if folder else []), *line]
 
     def _hidden(self, way: Level) -> list[str]:
         """The folder in which the headers to be left out are empty."""

@@ -17,7 +17,7 @@ from ..errors.literal import label
 from ..errors.problem import Problem, as_text
 from .arguments import Extension
 from .levels import torch_include
-from .mending import summary
+from .mending import left_after
 
 # A text with one of these may define a module's entry in a way that is not written out.
 _ENTRY = re.compile(r"PyInit|MODULE|TORCH_EXTENSION_NAME|##", re.IGNORECASE)
@@ -42,8 +42,7 @@ def could_not_be_built(
         problems, total = find_problems(output, workshop.folder, _names(extension))
     problems = _in_callers_words(extension, problems)
     causes, log = as_text(problems, total), f"{extension.unit}.log"
-    if mends:
-        causes += f"\nThat is what is left after mends for an older torch or CUDA: {summary(mends)}"
+    causes += left_after(mends)
     facts = {"problems": problems, "tried": tried, "mends": mends}
     return workshop.failure(extension.name, causes, log, **facts)
 

@@ -39,6 +39,15 @@ def argv(flags: tuple[str, ...]) -> list[str]:
     return words
 
 
+def beside(folder: str, cuda: bool) -> list[str]:
+    """Return the flags that have a text find "headers" as a file does that lies in a folder."""
+    if not cuda:
+        return ["-iquote", folder]
+    if re.search(r"[\s,]", folder):  # which nvcc would take for two words
+        return [f"-I{folder}"]
+    return ["-Xcompiler", f"-iquote,{folder}"]
+
+
 def host_flags(cuda_flags: list[str]) -> list[str] | None:
     """Return what nvcc would hand to the host's compiler; None where that is not certain."""
     found, words = [], iter(cuda_flags)

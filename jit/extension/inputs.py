@@ -12,10 +12,10 @@ import torch
 
 from ..cache.key import FORMAT
 from ..errors import cxx
-from ..machine import settings
 from ..machine import toolchain as tools
 from ..machine.sources import HOME, Sources
 from .arguments import Extension, Source
+from .mending import mends_wanted
 
 
 def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
@@ -40,9 +40,7 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
         "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
         "asked": asked,
     }
-    if settings.value("LOADER_MENDS") == "off":
-        facts["mends"] = "off"
-    return json.loads(json.dumps(facts))
+    return json.loads(json.dumps(facts | mends_wanted()))
 
 
 def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:

@@ -15,14 +15,13 @@ from pathlib import Path
 from ..errors.diagnose import find_problems
 from ..errors.problem import Problem
 from ..machine import files, settings
-from ..machine.sources import HOME
+from ..machine.told import is_ours
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
 from .flags import argv
 from .mends import MENDS, Change, Edit, Mend, Place
 
 _MOST = 500  # errors of a compiler that are looked at
-_OURS = f"{HOME}/jit/"
 
 
 class MendWarning(UserWarning):
@@ -177,6 +176,17 @@ class Mending:
         return replace(source, text=text)
 
 
+def mends_wanted() -> dict:
+    """Return what the key of a build has of LOADER_MENDS: nothing, unless mends are forbidden."""
+    return {"mends": "off"} if settings.value("LOADER_MENDS") == "off" else {}
+
+
+def left_after(rows: Sequence[dict]) -> str:
+    """Return the line of an error which says what was mended before; "" for nothing."""
+    said = "That is what is left after mends for an older torch or CUDA:"
+    return f"\n{said} {summary(rows)}" if rows else ""
+
+
 def warn(name: str, rows: Sequence[dict]) -> None:
     """Say in one line what was mended of an extension; with LOADER_MENDS=diff also each change."""
     how = settings.value("LOADER_MENDS")
@@ -185,7 +195,7 @@ def warn(name: str, rows: Sequence[dict]) -> None:
     if how == "diff":
         text += f"\n{diff(rows)}"
     level, frame = 2, sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back and is_ours(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, MendWarning, stacklevel=level)
 

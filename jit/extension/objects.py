@@ -20,7 +20,7 @@ import torch
 from ..build import engine, flags
 from ..build.batch import Batch
 from ..build.progress import Quiet, say
-from ..build.workshop import Workshop
+from ..build.workshop import CompileError, Workshop
 from ..cache.key import FORMAT
 from ..cache.store import Store
 from ..errors import BuildError, joined
@@ -29,7 +29,10 @@ from ..errors.problem import as_text
 from ..machine import files
 from ..machine import toolchain as tools
 from ..machine.sources import Sources
+from .arguments import Extension, Source
+from .flags import argv, beside
 from .load import caches
+from .mending import Mending, left_after, mends_wanted, warn
 
 # Options with a path, which torch's compilers read from the folder that the objects go to.
 _PATH = r"(-I|-isystem|-iquote|-idirafter|-include|-imacros|-B|--sysroot|-L)(=?)(.*)"
@@ -48,11 +51,30 @@ _LEFT = {
 }
 
 
+class Command(NamedTuple):
+    """A compiler's command line, without the output."""
+
+    compiler: list[str]
+    before: list[str]
+    source: str
+    after: list[str]
+
+    @property
+    def words(self) -> list[str]:
+        """All of it, as torch has it."""
+        return [*self.compiler, *self.before, "-c", self.source, *self.after]
+
+    @property
+    def cuda(self) -> bool:
+        """True for nvcc's."""
+        return self.source.endswith((".cu", ".cuh"))
+
+
 class Order(NamedTuple):
-    """What a setup.py wants: by object the source and the command, without the output."""
+    """What a setup.py wants: a command for each object."""
 
     name: str
-    commands: dict[str, tuple[str, list[str]]]
+    commands: dict[str, Command]
 
 
 def order(asked: dict[str, Any]) -> Order:
@@ -79,7 +101,7 @@ def order(asked: dict[str, Any]) -> Order:
             raise ValueError("there is no nvcc")
         compiler = toolchain.command("PYTORCH_NVCC" if cuda else "CXX")
         before, after = words[f"{cuda}cflags"], words[f"{cuda}post_cflags"]
-        commands[os.path.join(place, made)] = source, [*compiler, *before, "-c", source, *after]
+        commands[os.path.join(place, made)] = Command(compiler, before, source, after)
     named = (re.match(r"-DTORCH_EXTENSION_NAME=(.+)", word) for word in words["post_cflags"])
     return Order(next((match[1] for match in named if match), "objects"), commands)
 
@@ -93,11 +115,10 @@ def make(wanted: Order) -> None:
     toolchain, store = tools.current.__wrapped__(folders[-1]), Store(folders)
     sources: dict[tuple[str, ...], Sources] = {}
     recipes = {
-        made: ObjectRecipe(wanted.name, source, command, toolchain, sources)
-        for made, (source, command) in wanted.commands.items()
+        made: ObjectRecipe(wanted.name, command, toolchain, sources)
+        for made, command in wanted.commands.items()
     }
-    inputs = {made: recipe.inputs() for made, recipe in recipes.items()}
-    found = {made: engine.find(recipe, store, inputs[made]) for made, recipe in recipes.items()}
+    found = {made: engine.find(each, store, each.inputs()) for made, each in recipes.items()}
     if missing := {made: recipes[made] for made, library in found.items() if library is None}:
         engine.refuse_if_never(wanted.name, store, wanted.name, cure="")
         jobs = {made: engine.Job(recipe, store) for made, recipe in missing.items()}
@@ -111,6 +132,9 @@ def make(wanted: Order) -> None:
             text = f"{wanted.name}: its build was removed at once; try again"
             raise BuildError(text, wanted.name, kind="damaged")
         store.hold(library)
+        unit, _, digest = library.parent.name.rpartition("-")
+        if mended := (store.manifest(unit, digest) or {}).get("mends"):
+            warn(recipes[made].label, mended)
         Path(made).parent.mkdir(parents=True, exist_ok=True)
         files.write(Path(made), library.read_bytes())
     count = len(found) - len(missing)
@@ -123,15 +147,15 @@ class ObjectRecipe:
     def __init__(
         self,
         name: str,
-        source: str,
-        command: list[str],
+        command: Command,
         toolchain: tools.Toolchain,
         known: dict[tuple[str, ...], Sources],
     ):
-        file = os.path.basename(source)
+        file = os.path.basename(command.source)
         self.unit = self.folder = re.sub(r"[^\w.]", "_", f"setup.{name}.{file}", flags=re.ASCII)
         self.label = f"{name}: {file}"
-        self._source, self._command, self._toolchain = source, command, toolchain
+        self._command, self._words, self._toolchain = command, command.words, toolchain
+        self._source, self._mends = command.source, list[dict]()
         self._known: dict[tuple[str, ...], Sources] | None = known
         self._nonce = uuid.uuid4().hex
 
@@ -140,18 +164,18 @@ class ObjectRecipe:
         toolchain = self._toolchain
         own = {"cflags", "ldflags", "cuda_flags", "nvcc", "architectures"}
         made_by = {fact: value for fact, value in toolchain.identity.items() if fact not in own}
-        native = any("native" in word for word in self._command)
+        native = any("native" in word for word in self._words)
         made_by |= {"cpu": tools.cpu_features() if native else "", "architectures": ""}
-        if self._source.endswith((".cu", ".cuh")):
+        if self._command.cuda:
             made_by["nvcc"] = toolchain.nvcc
         found, all_seen = self._files()
-        facts = {
+        facts = mends_wanted() | {
             "format": FORMAT,
             "unit": self.unit,
             "files": found,
             "toolchain": made_by,
             "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
-            "command": self._command,
+            "command": self._words,
         }
         # A name that a macro includes can be any file's: such an object is never taken again.
         return json.loads(json.dumps(facts | ({} if all_seen else {"once": self._nonce})))
@@ -165,22 +189,53 @@ class ObjectRecipe:
         flags.check_compiler(self._toolchain)
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
-        """Compile the source."""
+        """Compile the source; mended, where it is for an older torch or CUDA."""
+        mending, words = Mending(self._extension(), self._toolchain, workshop.folder), self._words
         try:
-            return {1: workshop.link(self._command, "object.o", "compile")}, {"why": []}
+            while True:
+                try:
+                    product = workshop.link(words, "object.o", "compile")
+                    return {1: product}, {"why": [], "mends": mending.rows()}
+                except CompileError as error:
+                    if workshop.ended or not mending.take(str(error)):
+                        raise
+                words = self._mended(mending.extension, workshop.folder)
         finally:
+            self._mends = mending.rows()
             print("".join(workshop.said), end="", flush=True)
 
     def explain(self, output: str, workshop: Workshop) -> BuildError:
         """Return the first errors, and where the whole output lies."""
         problems, total = find_problems(output, Path("/"), (self._source,))
-        causes, log = as_text(problems, total), f"{self.unit}.log"
-        return workshop.failure(self.label, causes, log, problems=problems)
+        causes, log = as_text(problems, total) + left_after(self._mends), f"{self.unit}.log"
+        return workshop.failure(self.label, causes, log, problems=problems, mends=self._mends)
+
+    def _extension(self) -> Extension:
+        """The source alone, with all flags, as far as mends look at it."""
+        command = self._command
+        own = tuple(map(shlex.quote, [*command.before, *command.after]))
+        text = Path(self._source).read_bytes().decode(errors="surrogateescape")
+        source = Source(self._source, text, command.cuda, os.path.dirname(self._source))
+        cflags, cuda_cflags = ((), own) if command.cuda else (own, ())
+        return Extension(
+            *(self.label, (source,), None, cflags, cuda_cflags, (), ()),
+            with_cuda=command.cuda,
+            is_python_module=False,
+            is_standalone=False,
+        )
+
+    def _mended(self, extension: Extension, folder: Path) -> list[str]:
+        """The command for a source as it was mended, which sees what the file sees."""
+        (source,), cuda = extension.sources, self._command.cuda
+        file = folder / f"mended{Path(self._source).suffix}"
+        files.write(file, f'#line 1 "{self._source}"\n{source.text}')
+        own = argv(extension.cuda_cflags if cuda else extension.cflags)
+        return [*self._command.compiler, *beside(source.folder, cuda), *own, "-c", str(file)]
 
     def _files(self) -> tuple[dict[str, str], bool]:
         """Return SHA-256 of all that is read and not the toolchain's; False if some is unknown."""
         known, self._known = self._known, None  # the next time it is to be read anew
-        folders, forced = _reads(self._command)
+        folders, forced = _reads(self._words)
         theirs = [os.path.dirname(torch.__file__), sysconfig.get_path("include")]
         theirs += filter(None, [self._toolchain.cuda_home])
         folders = [f for f in folders if not f"{f}/".startswith(tuple(f"{t}/" for t in theirs))]

@@ -188,10 +188,9 @@ def _changed(name: str, function: Any) -> Any:
     names = code.co_varnames[: count + code.co_kwonlyargcount]
     star = ["*"] if code.co_kwonlyargcount else []
     given = ", ".join(f"{name!r}: {name}" for name in names)
-    text = (
-        f"def {name}({', '.join([*names[:count], *star, *names[count:]])}):\n"
-        f"    from {__name__} import instead as _instead_\n"
-        f"    return _instead_({name!r}, {{{given}}})\n"
+    text = (  # in one line, which a traceback then shows as torch's `def`
+        f"def {name}({', '.join([*names[:count], *star, *names[count:]])}): "
+        f"from {__name__} import instead as _instead_; return _instead_({name!r}, {{{given}}})\n"
     )
     made: dict[str, Any] = {}
     exec(compile(text, code.co_filename, "exec"), made)

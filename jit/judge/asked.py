@@ -125,6 +125,12 @@ class Asked:
             self._layout = (layout, case.tree)
         assert self._mapped
         self._mapped.fill(case.tensors)
+        self._mapped.paint()
+
+    def spoilt(self) -> bool:
+        """True if something beside its arguments was written."""
+        assert self._mapped
+        return self._mapped.is_spoilt()
 
     def now(self) -> list[Tensor]:
         """Return the arguments as they lie there now."""

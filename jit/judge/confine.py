@@ -90,7 +90,7 @@ def _keeper(
         with _to_the_end():
             os.close(status)
             os.close(reading)
-            _limits(limits, prison.bounded_data)
+            _limits(limits, prison)
             own = (prison.folder, *prison.writable, *_PLAIN_DEVICES)
             done: dict = {"landlock": landlock.restrict(prison.readable, own, prison.listable)}
             done["landlock version"] = landlock.version()
@@ -187,12 +187,12 @@ def _most_processes(count: int) -> None:
         file.write(str(max(count, 400)))
 
 
-def _limits(limits: Limits, bounded_data: bool) -> None:
+def _limits(limits: Limits, prison: Prison) -> None:
     for what, most in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, limits.disk),
+        (resource.RLIMIT_FSIZE, limits.memory if prison.files_in_memory else limits.disk),
         (resource.RLIMIT_NOFILE, 1024),
-        *([(resource.RLIMIT_DATA, limits.memory)] if bounded_data else []),
+        *([(resource.RLIMIT_DATA, limits.memory)] if prison.bounded_data else []),
         (resource.RLIMIT_STACK, 64 << 20),
     ):
         hard = resource.getrlimit(what)[1]

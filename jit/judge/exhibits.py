@@ -10,13 +10,14 @@ import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 PAGE = mmap.PAGESIZE
+_PATTERN = 0xA5
 _ALIGN = 64  # bytes, as torch's own allocator
 _SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _ADD_SEALS = 1033
@@ -145,6 +146,26 @@ class Mapped:
         for mine, x in zip(self.memory, tensors, strict=True):
             if mine.numel():
                 mine.copy_(x.as_strided((mine.numel(),), (1,)))
+
+    def paint(self) -> None:
+        """Fill what alignment leaves over beside the tensors with a pattern."""
+        for part in self._beside():
+            part.fill_(_PATTERN)
+
+    def is_spoilt(self) -> bool:
+        """True if something beside the tensors is not the pattern any more."""
+        return any(bool((part != _PATTERN).any()) for part in self._beside())
+
+    def _beside(self) -> Iterator[Tensor]:
+        for place in self.layout.places:
+            end = place.offset + place.size
+            for first, last in (
+                (place.offset // PAGE * PAGE, place.offset),
+                (end, -(-end // PAGE) * PAGE),
+            ):
+                if last > first and place.size:
+                    count = last - first
+                    yield torch.frombuffer(self._map, dtype=torch.uint8, count=count, offset=first)
 
     def copies(self) -> list[Tensor]:
         """Return the tensors as they are now, in memory that nobody else has."""

@@ -161,7 +161,9 @@ class Jail:
         self.peak = max(self.peak, memory)
         if memory > self.limits.memory:
             self.kill()
-            raise Ended("memory", f"it used over {self.limits.memory >> 20} MiB of memory")
+            raise Ended(
+                "memory", f"it used over {self.limits.memory >> 20} MiB; memory= allows more"
+            )
         if len(pids) > self.limits.processes:
             self.kill()
             raise Ended("processes", f"it had over {self.limits.processes} processes")

@@ -16,33 +16,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 _UNITS = 4.0  # of an elementwise result
 _PER_TERM = 2.0  # times the root of the number of terms
 _SLACK = 4.0
+# By chance an element may move in no run; of how far all of them move it gets this share.
+_LEAST = 0.05
 _RUNS = ((1, 0), (0, 1), (0, 2))  # way, seed; way 0 is at random
 _MORE = *_RUNS, *((0, seed) for seed in range(3, 24))
 # The formats in which products may be taken, by half of their spacing at 1.
 PRECISIONS = {"own": 0.0, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 _LINEAR = {
-    *(
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "mv",
-        "addmv",
-        "dot",
-        "convolution",
-        "sum",
-        "mean",
-        "cumsum",
-    ),
-    *("linear", "matmul", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "cumprod"),
+    *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "sum", "mean"),
+    *("cumsum", "linear", "matmul", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "cumprod"),
 }
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
+# Made of exponentials whose sums with 1 cancel, so that they round as numbers near 1 do.
+_NEAR_ONE = {
+    *("gelu", "silu", "mish", "softplus", "elu", "celu", "selu", "tanh", "sigmoid", "erf", "sin"),
+    *("log_sigmoid_forward", "logit", "expm1", "log1p", "cos", "softshrink", "hardswish"),
+}
 RULE = "dtype and length of sums (Higham and Mary 2019)"
 _PLAIN_RULE = "dtype alone: the reference does not run in float64"
 
@@ -87,7 +83,9 @@ def bounds(
     for x, far in zip(exact, moved, strict=True):
         small = torch.finfo(torch.float32).tiny if x.is_floating_point() or x.is_complex() else 0
         own = 4 * _UNITS * factor * _size(x) if small else 0
-        pairs.append((x, (_SLACK * far + own + small).nan_to_num(0, 0, 0)))
+        typical = far[far.isfinite()].square().mean().sqrt().nan_to_num(0)
+        rounded = far.clamp_min(_LEAST * float(typical)) if small else far
+        pairs.append((x, (_SLACK * rounded + own + small).nan_to_num(0, 0, 0)))
     return Bounds(pairs, RULE)
 
 
@@ -106,7 +104,8 @@ def _crude(function: Callable, arguments: Sequence[Any], factor: float) -> Bound
 
 def _run(function: Callable, arguments: Sequence[Any], mode: "_Rounding") -> list[Tensor]:
     wide = tree_map_only(Tensor, mode.off, list(arguments))
-    with mode:
+    # In matrix products and a softmax of which each rounds.
+    with sdpa_kernel(SDPBackend.MATH), mode:
         return [x.detach() for x in _tensors([function(*wide)])]
 
 
@@ -171,6 +170,8 @@ class _Rounding(TorchDispatchMode):
             n = terms if terms else max(1.0, _most(args) / x.numel())
             by = _UNITS * self._factor + _PER_TERM * self._accumulator * n**0.5 * (n > 1)
             size = scale if isinstance(scale, Tensor) and scale.shape == x.shape else x.abs()
+            if name in _NEAR_ONE:
+                size = size + _largest(args, x) + 1
             there = x + size * by * self._noise(x)
             return x.copy_(there) if function._schema.is_mutable else there
 
@@ -180,7 +181,8 @@ class _Rounding(TorchDispatchMode):
         if self._way or not self._factor:
             return float(self._way)
         drawn = torch.rand(x.shape, generator=self._generator, dtype=torch.float64)
-        return drawn.mul_(2).sub_(1).to(x.device)
+        drawn -= 0.5
+        return (drawn + 0.5 * drawn.sign()).to(x.device)  # from 0.5 to 1, up or down
 
 
 _EXACT = {
@@ -190,6 +192,11 @@ _EXACT = {
     *("embedding", "full", "zeros", "ones", "empty", "fill", "zero", "detach", "arange", "eye"),
     *("tril", "triu", "clamp", "clamp_min", "clamp_max", "hardtanh", "scalar_tensor", "repeat"),
 }
+
+
+def _largest(args: Sequence[Any], like: Tensor) -> Tensor | float:
+    first = next(iter(_tensors(list(args))), None)
+    return first.abs() if first is not None and first.shape == like.shape else 0.0
 
 
 def _magnitude(x: Tensor) -> Tensor:

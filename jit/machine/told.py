@@ -54,10 +54,14 @@ def print_as_json() -> None:
     sys.excepthook, threading.excepthook = hook, hook_of_thread
 
 
+def is_ours(file: str) -> bool:
+    """Return True for the files between a user's call and its work: loader's, and torch's."""
+    return file.startswith(_OURS) or file.endswith(_BETWEEN)
+
+
 def _line(error: BaseException, trace: TracebackType | None = None) -> str:
     """Return an error as one line of JSON; `at` is the last line of a file that is not ours."""
     told = error if isinstance(error, BuildError) else BuildError(str(error))
-    files = ((f, f.filename) for f in traceback.extract_tb(trace))
-    frames = [f for f, name in files if not (name.startswith(_OURS) or name.endswith(_BETWEEN))]
+    frames = [f for f in traceback.extract_tb(trace) if not is_ours(f.filename)]
     at = {"file": frames[-1].filename, "line": frames[-1].lineno} if frames else None
     return json.dumps({**told.as_dict(), "error": type(error).__name__, "at": at})
