@@ -25,13 +25,15 @@ ROOMS = ("jit", "ops", "kernels", "include", "viewer", "tests", "examples")
 TESTED = ("loader.py", *ROOMS, "pyproject.toml")
 
 # What a new torch is likeliest to break, by file: the operators but for what takes long, and of
-# `load_inline` and edits what asks most of torch.
+# `load_inline`, torch's own functions and edits what asks most of torch.
 _LONG = "2_31 or more_pixels or compiles and not (Square or Trilinear)"
 FAST = {f"test_{file.stem}.py": f"not ({_LONG})" for file in (ROOT / "ops").glob("*.cpp")} | {
     "test_accelerate_torch.py": "not compile",
     "test_schemas.py": "archive",
     "test_nn.py": f"not ({_LONG})",
     "test_inline.py": "snippets or conversions or arguments or last_way or gil or module_works_on",
+    "test_last_way.py": "",
+    "test_accelerate_extensions.py": "each_argument or restored or signatures or names_and_places",
     "test_reload.py": "whoever_holds or wrong_results or python_side or other_arguments",
 }
 

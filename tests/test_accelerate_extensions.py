@@ -338,6 +338,8 @@ def test_without_ninja_a_setup_builds_side_by_side(checkout, tmp_path):
     (tmp_path / "ninja").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "ninja").chmod(0o755)
     path = f"{tmp_path}:{checkout.environment()['PATH']}"
+    (checkout.root / "sub/twice.cpp").write_text("")
+    setup(checkout, "before")
     assert re_counts(setup(checkout, "without", PATH=path)) == [(1, 1), (3, 3), (1, 1)]
     assert setup(checkout, "distutils", options={"use_ninja": False}) == []
     assert results(checkout, "distutils") == results(checkout, "without")
