@@ -106,7 +106,7 @@ class OperatorTests(ModeTests):
             assert parameters[: len(self.names)] == self.names
             assert form.__name__ == self.name + suffix and mentions in form.__doc__
 
-    def test_derivatives_by_each_element(self, variant, device):
+    def test_gradients(self, variant, device):
         def function(*tensors):
             return self.form()(*tensors, **variant)
 
