@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 import loader
-from loader.jit.errors import BuildError, CacheError
+from loader.jit.errors import BuildError, CacheError, joined
 from loader.jit.errors.diagnose import find_problems
 from loader.jit.errors.problem import KINDS, error_of
 from loader.jit.machine import settings, told
@@ -180,3 +180,13 @@ def test_errors_of_a_program_below_run_are_lines_too(tmp_path):
     (error,) = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert error["at"] == {"file": str(script), "line": 2}
     assert error["messages"][0]["source"].strip() == "int f() { return missing; }"
+
+
+def test_one_of_several_failed_operators_says_its_kind():
+    no_compiler, no_disk = (
+        BuildError("a", "a", kind="missing_compiler"),
+        BuildError("b", "b", "log"),
+    )
+    assert joined([no_compiler]) is no_compiler
+    both = joined([no_compiler, no_disk])
+    assert (both.unit, both.kind, str(both)) == ("a", "missing_compiler", "a\n\nb")

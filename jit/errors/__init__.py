@@ -72,9 +72,19 @@ class BuildError(RuntimeError):
 
 
 def joined(errors: Sequence[BuildError]) -> BuildError:
-    """Return several errors as one, that of the first's unit."""
-    problems = [problem for error in errors for problem in error.problems]
-    return BuildError("\n\n".join(map(str, errors)), errors[0].unit, problems=problems)
+    """Return several errors as one, that of the first's unit, kind and log; one as it is."""
+    first, *others = errors
+    if not others:
+        return first
+    return BuildError(
+        "\n\n".join(map(str, errors)),
+        first.unit,
+        first.log,
+        kind=first.kind,
+        problems=[problem for error in errors for problem in error.problems],
+        tried=[way for error in errors for way in error.tried],
+        mends=[mend for error in errors for mend in error.mends],
+    )
 
 
 class CacheError(BuildError):

@@ -20,6 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from ..live.rounding import NARROW, in_float64
+
 _UNITS = 4.0  # of an elementwise result
 _PER_TERM = 2.0  # times the root of the number of terms
 _SLACK = 4.0
@@ -33,7 +35,6 @@ _LINEAR = {
     *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "sum", "mean"),
     *("cumsum", "linear", "matmul", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "cumprod"),
 }
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 # Made of exponentials whose sums with 1 cancel, so that they round as numbers near 1 do.
 _NEAR_ONE = {
     *("gelu", "silu", "mish", "softplus", "elu", "celu", "selu", "tanh", "sigmoid", "erf", "sin"),
@@ -64,7 +65,7 @@ def bounds(
 
     Raises: what the reference does in its own dtype.
     """
-    narrow = [x.dtype for x in _tensors(arguments) if x.dtype in _NARROW]
+    narrow = [x.dtype for x in _tensors(arguments) if x.dtype in NARROW]
     widest = max([unit(d) for d in narrow] or [torch.finfo(torch.float64).eps / 2])
     factor = max(widest, PRECISIONS[precision])
     accumulator = max(min(widest, 2.0**-24), PRECISIONS[precision])
@@ -150,10 +151,7 @@ class _Rounding(TorchDispatchMode):
         self, function: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Run one of PyTorch's own operators."""
-        kwargs = {
-            key: torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
-            for key, value in (kwargs or {}).items()
-        }
+        kwargs = in_float64(kwargs or {})
         name = str(function.overloadpacket).rpartition(".")[2].rstrip("_")
         if not self._factor or function.is_view or name in _EXACT:
             return function(*args, **kwargs)

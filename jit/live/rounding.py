@@ -19,7 +19,15 @@ UNIT = 2.0**-24  # half of float32's spacing at 1
 _ROUNDINGS = 4  # of a result in its own dtype: what 16-bit derivatives take in several steps
 _SLACK = 4  # times what rounding did to the reference: other formulas, other orders of sums
 
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def in_float64(options: dict) -> dict:
+    """Return the options of one of PyTorch's operators, with float64 for a narrower dtype."""
+    return {
+        key: torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value
+        for key, value in options.items()
+    }
 
 
 class Level(NamedTuple):
@@ -62,10 +70,7 @@ class Rounding(TorchDispatchMode):
         self, function: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Run one of PyTorch's own operators."""
-        kwargs = {
-            key: torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
-            for key, value in (kwargs or {}).items()
-        }
+        kwargs = in_float64(kwargs or {})
         if not self._level.units or function.is_view:
             return function(*args, **kwargs)
         changes = function._schema.is_mutable
