@@ -22,7 +22,6 @@ import math
 import os
 import random
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -168,12 +167,9 @@ def run(
 
     def build(name: str) -> dict:
         each, who = cases[name]
-        place = cache / "theirs" / key_of(each["call"])
-        os.environ["TORCH_EXTENSIONS_DIR"] = str(place)
-        try:
+        with tempfile.TemporaryDirectory(dir=cache) as place:
+            os.environ["TORCH_EXTENSIONS_DIR"] = place
             return built(who == "loader", each["call"])
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
     tasks = {name: partial(build, name) for name in cases}
     answers = (
