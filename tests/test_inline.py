@@ -8,11 +8,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from conftest import Captured, Checkout
+from conftest import Captured, Checkout, ended, start_program
 
 from loader.jit.build.workshop import Workshop
 from loader.jit.errors import cxx
@@ -234,10 +233,7 @@ except loader.BuildError as error:
 """)
 '''
     )
-    env = shared.environment()
-    done = subprocess.run(
-        [sys.executable, script], env=env, capture_output=True, text=True, check=False
-    )
+    done = ended(start_program([script], tmp_path, shared.environment()))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "wrong could not be built:"
