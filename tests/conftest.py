@@ -223,7 +223,7 @@ class Checkout:
     def __init__(self, folder: Path, only: str | tuple[str, ...] = ()):
         self.root, self.cache = folder / "checkout", folder / "cache"
         self.root.mkdir(parents=True)
-        for file in ("loader.py", "nn.py"):
+        for file in ("loader.py", "nn.py", "distributed.py"):
             shutil.copy(ROOT / file, self.root)
         for room in ROOMS:
             shutil.copytree(
