@@ -64,12 +64,13 @@ def operator(
         mutates: names of the arguments that kernel and reference write to; such an operator has no
             gradient, and returns nothing.
         sharding: along which sizes DTensors may be cut, by the shapes of tensor arguments and
-            results: "(N, F), (N, 3) -> (N, F)" where rows do not depend on each other, "(...) ->
-            (...)" where elements do not. Without it each rank computes everything.
+            results: those with a name, "(N, _), (N, 3) -> (N, _)" where rows do not depend on each
+            other, "(...) -> (...)" where elements do not. Without it each rank computes everything.
 
     Returns: the operator, a function with the signature of the reference. Its `op` is torch's
         OpOverload, `reference` the reference, and `check(*arguments)` compares kernel and reference
-        on arguments, with gradients, and runs torch.library.opcheck. Without `reference` a
+        on arguments, with gradients, and in halves as `sharding` has it, and runs
+        torch.library.opcheck. Without `reference` a
         decorator.
 
     Raises: TypeError or ValueError for a reference whose schema cannot be told, or a name that is
@@ -261,7 +262,25 @@ class Definition:
             written = [x for p, x in zip(names, own, strict=True) if p in self.mutates]
             results.append([x.detach() for x in (*outs, *grads, *written)])
         torch.testing.assert_close(*results)
+        self._check_halves(args)
         torch.library.opcheck(self.public.op, args)  # type: ignore[attr-defined]
+
+    def _check_halves(self, args: tuple) -> None:
+        """AssertionError where sizes may be cut by `sharding` that may not be."""
+        if self.shapes is None:
+            return
+
+        def run(*tensors: Any) -> Any:
+            own = dict(zip(self.tensors, tensors, strict=True))
+            return self.public(*[own.get(i, x) for i, x in enumerate(args)])  # type: ignore[operator]
+
+        tensors = [args[i] for i in self.tensors]
+        with torch.no_grad():
+            whole = run(*tensors)
+            whole = whole if isinstance(whole, tuple) else (whole,)
+            for name, found in rules.in_halves(self.shapes, run, tensors):
+                message = f"{self.name}: sharding: results in halves along {name} differ: "
+                torch.testing.assert_close(found, whole, msg=lambda m, to=message: to + m)
 
 
 def _checked_name(name: str | None, reference: Callable) -> str:

@@ -191,8 +191,15 @@ def _smooth_part(function: Callable, args: Sequence) -> tuple[list[int], Callabl
 
 
 def _with_autograd(function: Callable, *args: Any) -> Any:
-    """Call a function that differentiates, inside of a kernel, where torch has that turned off."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    """Call a function that differentiates, inside of a kernel, where torch has that turned off.
+
+    So it has torch.func, where the kernel is called for a rank's part of DTensors.
+    """
+    off = "AutogradFunctionality", "ADInplaceOrView", "FuncTorchGradWrapper"
+    off = *off, "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+    for name in off:
+        keys = keys.add(getattr(torch._C.DispatchKey, name))
     excluded = torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(
         torch._C._dispatch_tls_local_include_set(), excluded - keys

@@ -15,9 +15,11 @@ rules are given to torch when `torch.distributed.tensor` has been imported, or a
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from typing import Any
+
+import torch
 
 _TENSORS = "torch.distributed.tensor"
 
@@ -170,6 +172,22 @@ def _acceptable(find: Find, *args: Any) -> list[tuple[list, list]]:
         )
         for name in ("", *sorted(free))
     ]
+
+
+def in_halves(
+    shapes: Shapes, function: Callable, tensors: Sequence[Any]
+) -> Iterator[tuple[str, tuple]]:
+    """Yield each name, and the results put together from those of two halves along it."""
+    inputs, outputs = shapes.named(tensors)
+    for name in sorted({name for of in inputs for name in of} - {"_"}):
+        halves = [
+            x.tensor_split(2, of.index(name)) if name in of else (x, x)
+            for x, of in zip(tensors, inputs, strict=True)
+        ]
+        results = [function(*half) for half in zip(*halves, strict=True)]
+        pairs = zip(*[x if isinstance(x, tuple) else (x,) for x in results], strict=True)
+        ends = zip(pairs, outputs, strict=True)
+        yield name, tuple(torch.cat(pair, of.index(name)) for pair, of in ends)
 
 
 def locally(
