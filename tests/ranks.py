@@ -108,7 +108,8 @@ def close() -> None:
 
 def fork(world: int, place: str, folder: str) -> None:
     """Be the parent of all ranks, until they have ended."""
-    import loader  # noqa: F401
+    for once in ("torch._dynamo", "torch.distributed.tensor", "loader"):
+        importlib.import_module(once)
 
     children = []
     for rank in range(world):
