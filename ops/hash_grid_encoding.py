@@ -315,6 +315,7 @@ _operator = _Encoding(
     ("points", "table"),
     linear=(1,),
     fake=output_like,
+    shapes="(N, _), (_, _, _), (N, _) -> (N, _)",
     options=options_of,
     along=_along,
     extra=1,

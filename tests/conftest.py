@@ -65,6 +65,8 @@ def pytest_configure():
 
 
 def pytest_unconfigure():
+    if "ranks" in sys.modules:
+        sys.modules["ranks"].close()
     warm.python.close()
 
 
