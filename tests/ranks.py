@@ -7,8 +7,8 @@ of its own, to kill a rank of, is `Ranks(2)`.
 
 import importlib
 import os
+import pickle  # not as `send` does it, by which tensors go in shared memory
 import signal
-import sys
 import tempfile
 import traceback
 from multiprocessing.connection import Client, Listener
@@ -50,23 +50,23 @@ class Ranks:
     def begin(self, function: str, *args, **named) -> None:
         """Have all ranks begin with a call."""
         for link in self._links:
-            link.send((function, args, named))
+            link.send_bytes(pickle.dumps((function, args, named)))
 
     def results(self) -> list:
         """What each rank returns. Raises: Failed where one raises or ends."""
         answers = [self._answer(link) for link in self._links]
-        texts = [text for _, _, text in answers if text]
+        texts = [text for _, _, text in answers]
         if any(error is not None for _, error, _ in answers):
             # Otherwise some may be in a collective that others are not in.
-            self.in_step = len({error for _, error, _ in answers}) == 1
-            raise Failed([error for _, error, _ in answers], texts[0] if texts else "ended")
+            self.in_step = len({error for _, error, _ in answers}) == 1 and all(texts)
+            raise Failed([error for _, error, _ in answers], "\n".join(texts))
         return [result for result, _, _ in answers]
 
     def _answer(self, link) -> tuple:
         try:
             if not link.poll(TIMEOUT + 20):
                 return None, "no answer", "no answer within the time-out"
-            return link.recv()
+            return pickle.loads(link.recv_bytes())
         except (EOFError, ConnectionResetError):
             return None, "", ""
 
@@ -135,19 +135,20 @@ def serve(rank: int, world: int, place: str, folder: str) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
     )
-    try:
-        while True:
-            module, _, name = (message := link.recv())[0].partition(":")
-            try:
-                found = getattr(importlib.import_module(module), name)(*message[1], **message[2])
-                link.send((found, None, ""))
-            except Exception as error:
-                text = f"rank {rank}: {traceback.format_exc()}"
-                link.send((None, f"{type(error).__name__}: {error}", text))
-    except EOFError:
-        os._exit(0)
-    finally:
-        sys.stderr.flush()
+    while True:
+        try:
+            message = link.recv_bytes()
+        except EOFError:
+            os._exit(0)
+        try:
+            function, args, named = pickle.loads(message)
+            module, _, name = function.partition(":")
+            found = getattr(importlib.import_module(module), name)(*args, **named)
+            answer = pickle.dumps((found, None, ""))
+        except BaseException as error:  # as that of a checkpoint is
+            said = f"{type(error).__name__}: {error}"
+            answer = pickle.dumps((None, said, f"rank {rank}: {traceback.format_exc()}"))
+        link.send_bytes(answer)
 
 
 def mesh(*sizes: int):
