@@ -1,8 +1,8 @@
-"""A group of processes under gloo, started once, that run functions sent to all of them.
+"""A group of processes, started once, that run functions sent to all of them.
 
 `group().run("module:function", ...)` calls a function in every rank, of a module in tests/, and
 returns what each rank returned. Ranks 0 and 1 alone are a mesh of two, and so on (`mesh`). A group
-of its own, to kill a rank of, is `Ranks(2)`.
+of its own, to kill a rank of, is `Ranks(2)`; one of two GPUs `Ranks(2, "nccl")`.
 """
 
 import importlib
@@ -32,16 +32,18 @@ class Failed(AssertionError):
 class Ranks:
     """`world` processes, forked from one that has imported torch.distributed.tensor and loader."""
 
-    def __init__(self, world: int):
+    def __init__(self, world: int, backend: str = "gloo"):
         from conftest import start_python
 
         self.world, self.in_step = world, True
         self._folder = tempfile.TemporaryDirectory()
         place = f"{self._folder.name}/socket"
         # Not OMP's: its threads do not live through a fork.
-        env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        if backend == "gloo":
+            env["CUDA_VISIBLE_DEVICES"] = ""
         code = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\n"
-        code += f"import torch, ranks; ranks.fork({world}, {place!r}, {self._folder.name!r})"
+        code += f"import torch, ranks; ranks.fork({world}, {backend!r}, {self._folder.name!r})"
         with Listener(place, backlog=world) as listener:
             self._process = start_python(code, ROOT, env)
             links = [listener.accept() for _ in range(world)]
@@ -106,7 +108,7 @@ def close() -> None:
 # In the ranks
 
 
-def fork(world: int, place: str, folder: str) -> None:
+def fork(world: int, backend: str, folder: str) -> None:
     """Be the parent of all ranks, until they have ended."""
     for once in ("torch._dynamo", "torch.distributed.tensor", "loader"):
         importlib.import_module(once)
@@ -115,12 +117,12 @@ def fork(world: int, place: str, folder: str) -> None:
     for rank in range(world):
         children.append(os.fork())
         if children[-1] == 0:
-            serve(rank, world, place, folder)
+            serve(rank, world, backend, folder)
     for child in children:
         os.waitpid(child, 0)
 
 
-def serve(rank: int, world: int, place: str, folder: str) -> None:
+def serve(rank: int, world: int, backend: str, folder: str) -> None:
     """Answer messages until there are no more."""
     from datetime import timedelta
 
@@ -129,11 +131,14 @@ def serve(rank: int, world: int, place: str, folder: str) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    link = Client(place)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+        torch.set_default_device("cuda")
+    link = Client(f"{folder}/socket")
     link.send(rank)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
     )
     while True:
         try:
@@ -161,7 +166,10 @@ def mesh(*sizes: int):
 
     if sizes not in _meshes:
         count = math.prod(sizes)
-        _meshes[sizes] = DeviceMesh("cpu", torch.arange(count).view(sizes))  # all ranks make it
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        _meshes[sizes] = DeviceMesh(
+            device, torch.arange(count, device="cpu").view(sizes)
+        )  # all ranks make it
     return _meshes[sizes] if dist.get_rank() < math.prod(sizes) else None
 
 

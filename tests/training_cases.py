@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 import torch
-from conftest import ROOT
 from ranks import mesh
 
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 import fit_image
 import fit_volume
@@ -25,7 +24,8 @@ def image(size: int, how: str, folder: str = "", until: int = STEPS):
     if size > 1 and on is None:
         return None
     processes = together.Together("cpu", on, how)
-    photo = torch.rand(32, 48, 3, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    photo = torch.rand(32, 48, 3)
     field, state, step = fit_image.learner(photo, STEPS, processes, batch=256)
     if folder:
         processes.load(Path(folder), **state)
