@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
-from loader.jit.operators import frame
+from loader.jit.operators import frame, sharding
 from loader.jit.operators.frame import asked, batched, check_tensors, keep, total
 from loader.jit.operators.shapes import check_fake, shown
 
@@ -170,6 +170,10 @@ def _fake_second(to_grad_input, to_grad_grid, grad_out, input, grid, *options):
     return tuple(x if w else x.new_empty(0) for x, w in zip(all_three, need, strict=True))
 
 
+def _cut_second(*args):
+    return sharding.backward(_operator.shapes, args, args[8:11], arriving=(0, 1))
+
+
 class _GridSample(Linear):
     """With a kernel of its own for the second derivative: one pass where the rule takes several,
     and the grid's part has no other.
@@ -273,11 +277,15 @@ _operator = _GridSample(
     ("input", "grid"),
     linear=(0,),
     fake=_fake,
+    shapes=(
+        "(N, C, _, _), (N, H, W, 2) -> (N, C, H, W)",
+        "(N, C, _, _, _), (N, D, H, W, 3) -> (N, C, D, H, W)",
+    ),
     options=_options,
     fake_gradients=_fake_gradients,
 )
 _backward_backward = frame.registered("grid_sample_backward_backward")
-frame.fake(_backward_backward, _fake_second)
+frame.fake(_backward_backward, _fake_second, _cut_second)
 _batched_forward(_operator.op)
 batched(_operator.backward_op, flatten=True)
 batched(_backward_backward, flatten=True)

@@ -313,6 +313,7 @@ _operator = _Encoding(
     ("points", "table"),
     linear=(1,),
     fake=_fake,
+    shapes="(N, _), (_, _, _), (N, _) -> (N, _)",
     options=_options,
     along=_along,
     extra=1,
