@@ -6,9 +6,13 @@ Imported when it is first named. What an operator does with a DTensor needs noth
 import importlib
 
 # Public names, and the module below `loader` that has each.
-_ELSEWHERE: dict[str, str] = {}
+_ELSEWHERE: dict[str, str] = {
+    "encode_sharded": "ops.hash_grid_encoding_sharded",
+    "sample_sharded": "ops.grid_sample_sharded",
+}
 
-__all__: list[str] = []  # the same names
+__all__: list[str] = []
+__all__ += [name for name in _ELSEWHERE]
 
 
 def __getattr__(name: str):

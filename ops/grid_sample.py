@@ -101,7 +101,7 @@ def benchmark(device):
     return volume.to(memory_format=torch.channels_last_3d), grid
 
 
-def _options(input, grid, mode, padding_mode, align_corners) -> tuple[int, int, bool]:
+def options_of(input, grid, mode, padding_mode, align_corners) -> tuple[int, int, bool]:
     """The options as `aten::grid_sampler_2d` numbers them."""
     interpolation = _code("mode", mode, _MODES)
     return interpolation, _code("padding_mode", padding_mode, _PADDINGS), bool(align_corners)
@@ -133,7 +133,8 @@ def _is_cast(x) -> bool:
     return x.is_floating_point() and x.dtype != torch.float64
 
 
-def _fake(input, grid, interpolation, padding, align_corners):
+def output_like(input, grid, interpolation, padding, align_corners):
+    """Return the output for tensors without data. Raises: RuntimeError where shapes do not fit."""
     dims, shape, points = input.dim(), shown(input), shown(grid)
 
     def check(holds, message):
@@ -276,12 +277,12 @@ _operator = _GridSample(
     grid_sample,
     ("input", "grid"),
     linear=(0,),
-    fake=_fake,
+    fake=output_like,
     shapes=(
         "(N, C, _, _), (N, H, W, 2) -> (N, C, H, W)",
         "(N, C, _, _, _), (N, D, H, W, 3) -> (N, C, D, H, W)",
     ),
-    options=_options,
+    options=options_of,
     fake_gradients=_fake_gradients,
 )
 _backward_backward = frame.registered("grid_sample_backward_backward")

@@ -58,6 +58,10 @@ TOGETHER = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption("--sharded-seed", type=int, default=0, help="of the first random case")
+
+
 def pytest_configure():
     # A shell starts what it runs behind without SIGINT, and children of such a run would never see
     # the Ctrl-C that tests send them.
