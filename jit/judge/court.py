@@ -33,15 +33,21 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc", "/opt", 
 _ROOMS = ("jit", "ops", "kernels", "include", "loader.py", "__init__.py", "nn.py", "prebuilt")
 
 
-def serve() -> None:
-    """Answer orders until standard input is closed."""
-    import torch._dynamo.config
-    import torch.fx.experimental.symbolic_shapes
+def serve(gpu: bool) -> None:
+    """Answer orders until standard input is closed; `gpu`: whether torch sees one."""
+    import torch
 
-    logging.disable()  # on a machine without a GPU it says so
-    import torch.utils.cpp_extension  # noqa: F401
-
-    logging.disable(logging.NOTSET)
+    awake = torch.cuda.is_available  # which wakes CUDA, and modules ask it when they are imported
+    torch.cuda.is_available = lambda: gpu
+    logging.disable()  # on a machine without a GPU they say so
+    try:
+        import torch._dynamo.config
+        import torch.fx.experimental.symbolic_shapes
+        import torch.utils.benchmark
+        import torch.utils.cpp_extension  # noqa: F401
+    finally:
+        torch.cuda.is_available = awake
+        logging.disable(logging.NOTSET)
 
     import loader
 

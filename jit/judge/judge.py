@@ -244,7 +244,7 @@ class _Court:
             before = variables.get("LD_PRELOAD", "")
             variables["LD_PRELOAD"] = f"/proc/self/fd/{guard} {before}".strip()
         self.process = child.start(
-            child.command("judge.court.serve"),
+            child.command("judge.court.serve", torch.cuda.is_available()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=variables,
