@@ -22,7 +22,7 @@ from typing import Any
 
 from ..machine import settings
 from . import tamper, watched
-from .asked import Misused, Options
+from .asked import Misused, Options, Turn
 from .confine import Limits, Prison
 from .forms import Source
 from .jail import Jail
@@ -44,7 +44,7 @@ def serve(gpu: bool) -> None:
         import torch._dynamo.config
         import torch.fx.experimental.symbolic_shapes
         import torch.utils.benchmark
-        import torch.utils.cpp_extension  # noqa: F401
+        import torch.utils.cpp_extension
     finally:
         torch.cuda.is_available = awake
         logging.disable(logging.NOTSET)
@@ -72,7 +72,6 @@ class _Session:
         self._order, self._folder, self._known = order, folder, known
         self._waiting = [*enumerate(order["candidates"])]
         self._running: dict[int, tuple[int, int, bytes]] = {}  # pipe -> pid, number, what it said
-        self._turn = os.open(folder / "turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
 
     def run(self) -> None:
         """Judge them all."""
@@ -89,7 +88,6 @@ class _Session:
             for pid, _, _ in self._running.values():
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            os.close(self._turn)
 
     def _start(self, number: int, source: list) -> None:
         reading, writing = os.pipe()
@@ -145,7 +143,8 @@ class _Session:
                 words = role, str(place), self._known, options.device
                 jails.append(Jail(functools.partial(_life, *words), prison, limits))
             compiled = jails[2] if options.compiled else None
-            referee = Referee(jails[0], jails[1], compiled, options, self._turn)
+            turn = Turn(_turn(self._folder))
+            referee = Referee(jails[0], jails[1], compiled, options, turn)
             data = referee.judge(list(candidate), list(reference), text)
             if options.sanitizer and data["verdict"] == "accepted":
                 place = folder / "sanitized"
@@ -173,6 +172,8 @@ class _Session:
             own = str(Path(source.path).resolve().parent) if source.path else ""
             readable += [own, *sys.path, *self._order["private"]]
         gpu = tuple(glob.glob("/dev/nvidia*")) if device == "cuda" else ()
+        if gpu:  # where its driver's libraries may be
+            readable += os.environ.get("LD_LIBRARY_PATH", "").split(":")
         return Prison(
             str(folder),
             tuple(filter(None, readable)),
@@ -182,6 +183,18 @@ class _Session:
             files_in_memory=bool(gpu) or role == "reference",
             bounded_data=not gpu,
         )
+
+
+def _turn(folder: Path) -> str:
+    """Where those wait who are to have the GPU, or the clock: a file for all who share a cache."""
+    import loader
+
+    place = Path(loader._session.caches[-1]) / "judge.turn"
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return str(place)
+    return str(folder / "turn")
 
 
 def _interpreter() -> list[str]:
