@@ -20,6 +20,7 @@ from . import landlock, seccomp, syscalls
 _USER, _PID, _NET, _IPC, _MOUNT = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x00020000
 _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = (1 << 18) | (1 << 14), 2, 4, 8
 _HERE, _RECURSIVE, _READ_ONLY = -100, 0x8000, 1
+_SHARED = "/dev/shm"
 _PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
@@ -43,6 +44,7 @@ class Prison(NamedTuple):
     unix_sockets: bool = False  # the driver of a GPU may want them
     files_in_memory: bool = False  # which count as nobody's memory
     bounded_data: bool = True  # CUDA reserves more than there is
+    shared_memory: bool = False  # in /dev/shm, where CUDA's driver makes files
 
 
 def jailer(
@@ -82,7 +84,7 @@ def _keeper(
     syscalls.die_with_parent()
     syscalls.adopt_orphans()
     if in_force["mounts"]:
-        in_force |= _mounts(prison.folder, limits, in_force["processes"])
+        in_force |= _mounts(prison, limits, in_force["processes"])
     in_force["capabilities dropped"] = _works(syscalls.drop_capabilities)
     reading, writing = os.pipe()
     prisoner = os.fork()
@@ -92,6 +94,7 @@ def _keeper(
             os.close(reading)
             _limits(limits, prison)
             own = (prison.folder, *prison.writable, *_PLAIN_DEVICES)
+            own += (_SHARED,) * prison.shared_memory
             done: dict = {"landlock": landlock.restrict(prison.readable, own, prison.listable)}
             done["landlock version"] = landlock.version()
             done["seccomp"] = _works(
@@ -154,7 +157,7 @@ def _namespaces() -> dict:
     return {"network": True, "processes": True, "mounts": True, "own user": own_user}
 
 
-def _mounts(folder: str, limits: Limits, own_processes: bool) -> dict:
+def _mounts(prison: Prison, limits: Limits, own_processes: bool) -> dict:
     """See own processes alone, read everything, write to a folder of limited size alone."""
     done: dict[str, bool] = {}
     if not _works(lambda: syscalls.mount("none", "/", "", _PRIVATE)):
@@ -173,8 +176,12 @@ def _mounts(folder: str, limits: Limits, own_processes: bool) -> dict:
     )
     size = f"size={limits.disk},mode=700"
     done["folder of limited size"] = _works(
-        lambda: syscalls.mount("tmpfs", folder, "tmpfs", _NO_SUID | _NO_DEVICES, size)
+        lambda: syscalls.mount("tmpfs", prison.folder, "tmpfs", _NO_SUID | _NO_DEVICES, size)
     )
+    if prison.shared_memory:
+        done["own /dev/shm"] = _works(
+            lambda: syscalls.mount("tmpfs", _SHARED, "tmpfs", flags, size)
+        )
     return done
 
 
