@@ -251,6 +251,119 @@ KERNELS = {
         ),
         ("streams",),
     ),
+    # As pygpubench's and KernelBench's, written anew: see docs/judge.md.
+    "records_the_judges_events_again": Kernel(
+        kernel(
+            "wait_for(1000)\nout = run(torch.empty_like(x), x, y)\n"
+            "for thing in gc.get_objects():\n"
+            "    if isinstance(thing, torch.cuda.Event): thing.record()\nreturn out"
+        ),
+        ("streams",),
+    ),
+    "calls_another_for_the_time": Kernel(
+        kernel(
+            "wait_for(1000)\nreturn run(torch.empty_like(x), x, y)",
+            "Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_float), *[ctypes.c_void_p] * 2)\n"
+            "def lie(there, begun, ended):\n    there[0] = 0.00042\n    return 0\n"
+            "lie, libc, known = Function(lie), ctypes.CDLL(None), set()\n"
+            "lines = [line.split() for line in open('/proc/self/maps')]\n"
+            "for path in {{line[-1] for line in lines if 'libcudart' in line[-1]}}:\n"
+            "    for name in ('cudaEventElapsedTime', 'cudaEventElapsedTime_v2'):\n"
+            "        if hasattr(ctypes.CDLL(path), name):\n"
+            "            place = ctypes.cast(getattr(ctypes.CDLL(path), name), ctypes.c_void_p)\n"
+            "            known.add(place.value.to_bytes(8, 'little'))\n"
+            "mine = ctypes.cast(lie, ctypes.c_void_p).value.to_bytes(8, 'little')\n"
+            "for line in lines:\n"
+            "    if 'libtorch' not in line[-1] and 'libc10_cuda' not in line[-1] or 'x' in line[1]: continue\n"
+            "    first, last = (int(n, 16) for n in line[0].split('-'))\n"
+            "    if 'r' not in line[1] or last - first > 1 << 26: continue\n"
+            "    text = ctypes.string_at(first, last - first)\n"
+            "    for old in known:\n"
+            "        at = text.find(old)\n"
+            "        while at >= 0:\n"
+            "            page = (first + at) & ~4095\n"
+            "            libc.mprotect(ctypes.c_void_p(page), 8192, 3)\n"
+            "            ctypes.memmove(first + at, mine, 8)\n"
+            "            at = text.find(old, at + 8)\n",
+        ),
+        ("streams",),
+    ),
+    "copies_the_results_it_finds": Kernel(
+        kernel(
+            "for thing in gc.get_objects():\n"
+            "    if type(thing) is torch.Tensor and thing.is_cuda and thing.shape == x.shape:\n"
+            "        if thing.data_ptr() not in (x.data_ptr(), y.data_ptr()): return thing.clone()\n"
+            "return torch.zeros_like(x)"
+        ),
+        ("values", "caching", "written"),
+    ),
+    "fills_all_with_nan": Kernel(
+        kernel(
+            "for thing in gc.get_objects():\n"
+            "    if type(thing) is torch.Tensor and thing.is_floating_point(): thing.fill_(torch.nan)\n"
+            "return torch.full_like(x, torch.nan)"
+        ),
+        ("inputs_unchanged", "values", "aliasing"),
+    ),
+    "zeroes_all_memory_it_finds": Kernel(
+        kernel(
+            "driver, base, size = ctypes.CDLL('libcuda.so.1'), ctypes.c_uint64(), ctypes.c_size_t()\n"
+            "place = x.data_ptr() - (1 << 28)\n"
+            "while place < x.data_ptr() + (1 << 28):\n"
+            "    words = ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(place)\n"
+            "    if driver.cuMemGetAddressRange_v2(*words) == 0:\n"
+            "        driver.cuMemsetD8_v2(base, 0, size)\n"
+            "        place = base.value + size.value\n"
+            "    else: place += 1 << 21\n"
+            "return torch.zeros_like(x)"
+        ),
+        ("bounds", "inputs_unchanged", "values"),
+    ),
+    "a_thread_that_zeroes_its_arguments": Kernel(
+        kernel(
+            "if not hasattr(self, 'thread'):\n"
+            "    self.given = []\n"
+            "    self.thread = threading.Thread(target=self.zero, daemon=True)\n"
+            "    self.thread.start()\n"
+            "self.given[:] = [x, y]\nreturn torch.zeros_like(x)"
+        )
+        + "    def zero(self):\n        while True:\n"
+        "            for t in [*self.given]: t.zero_()\n",
+        ("inputs_unchanged", "values", "streams", "bounds"),
+    ),
+    "slow_at_first": Kernel(
+        kernel(
+            "self.n = getattr(self, 'n', 0) + 1\nif self.n < 20: time.sleep(0.05)\n"
+            "return run(torch.empty_like(x), x, y)"
+        )
+    ),
+    "zeroes_its_arguments": Kernel(
+        kernel("x.zero_(), y.zero_()\nreturn torch.zeros_like(x)"), ("inputs_unchanged",)
+    ),
+    "another_stream_of_the_librarys": Kernel(
+        new(
+            "with torch.cuda.stream(self.side): return a[0] @ a[1]",
+            "self.side = torch.cuda.Stream()",
+        ),
+        ("streams", "values", "written"),
+        reference="matmul",
+    ),
+    "right_a_few_times": Kernel(
+        kernel(
+            "self.n = getattr(self, 'n', 0) + 1\n"
+            "return run(torch.empty_like(x), x, y) if self.n < 20 else torch.zeros_like(x)"
+        ),
+        ("timed_values",),
+    ),
+    "early_once_it_is_timed": Kernel(
+        kernel(
+            "self.n = getattr(self, 'n', 0) + 1\n"
+            "if self.n < 20: return run(torch.empty_like(x), x, y)\n"
+            "with torch.cuda.stream(side): out = run(torch.empty_like(x), x, y)\nreturn out",
+            "side = torch.cuda.Stream()\n",
+        ),
+        ("timed_values",),
+    ),
     # Harm.
     "endless_kernel": Kernel(
         kernel("out = run(torch.empty_like(x), x, y)\nwait_for(-1)\nreturn out"),

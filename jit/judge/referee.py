@@ -85,8 +85,8 @@ class Referee:
         begun = time.perf_counter()
         again = watched.Again(*self._source, self._init, self._init_tensors)
         try:
-            with self._turn:
-                found = watched.findings(jail, again, self.drawn("as given"))
+            turn = self._turn if self._options.device == "cuda" else None
+            found = watched.findings(jail, again, self.drawn("as given"), turn)
         except watched.Absent as absent:
             self._ledger.skipped("sanitizer", f"it does not work here: {absent}")
             found = ""

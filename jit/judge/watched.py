@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..machine import child
 from . import cases, exhibits
-from .asked import Asked, Misused
+from .asked import Asked, Misused, Turn
 from .cases import Case
 from .jail import Ended, Jail
 from .verdict import Refused
@@ -40,12 +40,12 @@ def become(tool: str, folder: str, device: str, channel: Any) -> None:
     os.execv(tool, [tool, *words])
 
 
-def findings(jail: Jail, again: Again, case: Case) -> str:
+def findings(jail: Jail, again: Again, case: Case, turn: Turn | None) -> str:
     """Call the candidate once; what the tool found, "" for nothing.
 
     Raises: Ended, Refused, Absent.
     """
-    asked = Asked(jail, "candidate")
+    asked = Asked(jail, "candidate", turn)
     try:
         asked.ask("wake")
     except (Ended, Misused, Refused) as error:
