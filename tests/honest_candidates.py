@@ -271,6 +271,9 @@ HONEST = {
     ),
 }
 
+# They use what is for a CPU alone: numpy, pointers, memory made there.
+FOR_THE_CPU = {"numpy", "c_by_ctypes", "sum_one_after_another", "workspace_inside"}
+
 INLINE = module(
     "return extension.relu_times_sum(x, y)",
     '''
