@@ -143,7 +143,10 @@ def main(arguments: list[str]) -> None:
         return
     begun = time.perf_counter()
     rows = judged(found, options)
-    facts = circumstances(options.device, ["jit/judge"]) | {"seed": options.seed, "jobs": options.jobs}
+    facts = circumstances(options.device, ["jit/judge"]) | {
+        "seed": options.seed,
+        "jobs": options.jobs,
+    }
     facts |= {"seconds": time.perf_counter() - begun, "cores": os.cpu_count()}
     print(keep("leaderboard", options.device, facts, rows, options.results))
 

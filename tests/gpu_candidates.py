@@ -388,6 +388,9 @@ KERNELS = {
         ),
         ("runs", "values"),
     ),
+    "writes_to_the_kernel": Kernel(
+        kernel("open('/proc/sys/kernel/core_pattern', 'r+')"), ("runs",), "Read-only"
+    ),
     "takes_all_memory": Kernel(
         kernel(
             "self.keep = getattr(self, 'keep', [])\n"

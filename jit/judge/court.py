@@ -182,7 +182,7 @@ class _Session:
             unix_sockets=bool(gpu),  # CUDA's driver may want both
             files_in_memory=bool(gpu) or role == "reference",
             bounded_data=not gpu,
-            shared_memory=bool(gpu),
+            drivers=bool(gpu),
         )
 
 
