@@ -6,6 +6,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "torch/rest.h"
 #include "torch/shapes.h"
 
 constexpr const char* kName = "hash_grid_encoding";
@@ -100,13 +101,26 @@ Tensor scratch_of(HashGridParams& p, const Tensor& like, int64_t bytes) {
     return scratch;
 }
 
+/// What launches the features' kernels on a GPU.
+decltype(&hash_grid_cuda) features_of(const HashGridParams& p, bool on_gpu) {
+    if (!on_gpu || !needs_rest(p)) return OCTET_CUDA_LAUNCHER(hash_grid_cuda);
+    const auto* rest = rest_of<HashGridRest>(kName);
+    return p.dtype == DType::kDouble ? rest->of_double : rest->of_16bit;
+}
+/// The same of the gradient to points.
+decltype(&hash_grid_points_cuda) slopes_of(const HashGridParams& p, bool on_gpu) {
+    if (!on_gpu || !needs_rest(p)) return OCTET_CUDA_LAUNCHER(hash_grid_points_cuda);
+    const auto* rest = rest_of<HashGridRest>(kName);
+    return p.dtype == DType::kDouble ? rest->points_of_double : rest->points_of_16bit;
+}
+
 Tensor encoded(const Tensor& points, const Tensor& table, const std::optional<Tensor>& along,
                int64_t base_resolution, double per_level_scale, int64_t first) {
     HashGridParams p = params_of(points, table, along, base_resolution, per_level_scale, first);
     Tensor out = new_output(table, Shape{p.N, p.L * p.F});
     if (p.N == 0) return out;
     p.out = out.data_ptr();
-    launch(kName, out, p, p.N, points_grain(p), hash_grid_cpu, OCTET_CUDA_LAUNCHER(hash_grid_cuda));
+    launch(kName, out, p, p.N, points_grain(p), hash_grid_cpu, features_of(p, !out.is_cpu()));
     return out;
 }
 
@@ -132,7 +146,7 @@ std::tuple<Tensor, Tensor> gradients(const Tensor& grad_out, const Tensor& point
             scratch_of(p, table, table.is_cpu() ? 0 : hash_grid_points_scratch(p));
         p.out = grad_points.data_ptr();
         launch(kName, table, p, p.N, points_grain(p), hash_grid_points_cpu,
-               OCTET_CUDA_LAUNCHER(hash_grid_points_cuda));
+               slopes_of(p, !table.is_cpu()));
     }
     if (need_table) {
         const Tensor scratch =

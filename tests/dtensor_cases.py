@@ -142,11 +142,11 @@ def _drawn(draw, x):
     return draw.choice(kinds)
 
 
-def drawn(name: str, seeds: range, double: bool) -> int:
+def drawn(name: str, seeds: range, double: bool, meshes=((2,), (4,), (2, 2), (1,))) -> int:
     """Compare at random: sizes, placements, options, meshes; the number of those that had parts."""
     count = 0
     for seed in seeds:
-        sizes = random.Random(seed).choice([(2,), (4,), (2, 2), (1,)])
+        sizes = random.Random(seed).choice(meshes)
         found = compare(name, seed, sizes, double=double)
         count += found is not None and any("S" in x for x in found[0])
     return count

@@ -1,14 +1,14 @@
-"""A group of processes under gloo, started once, that run functions sent to all of them.
+"""A group of processes, started once, that run functions sent to all of them.
 
 `group().run("module:function", ...)` calls a function in every rank, of a module in tests/, and
 returns what each rank returned. Ranks 0 and 1 alone are a mesh of two, and so on (`mesh`). A group
-of its own, to kill a rank of, is `Ranks(2)`.
+of its own, to kill a rank of, is `Ranks(2)`; one of two GPUs `Ranks(2, "nccl")`.
 """
 
 import importlib
 import os
+import pickle  # not as `send` does it, by which tensors go in shared memory
 import signal
-import sys
 import tempfile
 import traceback
 from multiprocessing.connection import Client, Listener
@@ -32,16 +32,18 @@ class Failed(AssertionError):
 class Ranks:
     """`world` processes, forked from one that has imported torch.distributed.tensor and loader."""
 
-    def __init__(self, world: int):
+    def __init__(self, world: int, backend: str = "gloo"):
         from conftest import start_python
 
         self.world, self.in_step = world, True
         self._folder = tempfile.TemporaryDirectory()
         place = f"{self._folder.name}/socket"
         # Not OMP's: its threads do not live through a fork.
-        env = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        if backend == "gloo":
+            env["CUDA_VISIBLE_DEVICES"] = ""
         code = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\n"
-        code += f"import torch, ranks; ranks.fork({world}, {place!r}, {self._folder.name!r})"
+        code += f"import torch, ranks; ranks.fork({world}, {backend!r}, {self._folder.name!r})"
         with Listener(place, backlog=world) as listener:
             self._process = start_python(code, ROOT, env)
             links = [listener.accept() for _ in range(world)]
@@ -50,23 +52,23 @@ class Ranks:
     def begin(self, function: str, *args, **named) -> None:
         """Have all ranks begin with a call."""
         for link in self._links:
-            link.send((function, args, named))
+            link.send_bytes(pickle.dumps((function, args, named)))
 
     def results(self) -> list:
         """What each rank returns. Raises: Failed where one raises or ends."""
         answers = [self._answer(link) for link in self._links]
-        texts = [text for _, _, text in answers if text]
+        texts = [text for _, _, text in answers]
         if any(error is not None for _, error, _ in answers):
             # Otherwise some may be in a collective that others are not in.
-            self.in_step = len({error for _, error, _ in answers}) == 1
-            raise Failed([error for _, error, _ in answers], texts[0] if texts else "ended")
+            self.in_step = len({error for _, error, _ in answers}) == 1 and all(texts)
+            raise Failed([error for _, error, _ in answers], "\n".join(texts))
         return [result for result, _, _ in answers]
 
     def _answer(self, link) -> tuple:
         try:
             if not link.poll(TIMEOUT + 20):
                 return None, "no answer", "no answer within the time-out"
-            return link.recv()
+            return pickle.loads(link.recv_bytes())
         except (EOFError, ConnectionResetError):
             return None, "", ""
 
@@ -106,7 +108,7 @@ def close() -> None:
 # In the ranks
 
 
-def fork(world: int, place: str, folder: str) -> None:
+def fork(world: int, backend: str, folder: str) -> None:
     """Be the parent of all ranks, until they have ended."""
     for once in ("torch._dynamo", "torch.distributed.tensor", "loader"):
         importlib.import_module(once)
@@ -115,12 +117,12 @@ def fork(world: int, place: str, folder: str) -> None:
     for rank in range(world):
         children.append(os.fork())
         if children[-1] == 0:
-            serve(rank, world, place, folder)
+            serve(rank, world, backend, folder)
     for child in children:
         os.waitpid(child, 0)
 
 
-def serve(rank: int, world: int, place: str, folder: str) -> None:
+def serve(rank: int, world: int, backend: str, folder: str) -> None:
     """Answer messages until there are no more."""
     from datetime import timedelta
 
@@ -129,25 +131,29 @@ def serve(rank: int, world: int, place: str, folder: str) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    link = Client(place)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+        torch.set_default_device("cuda")
+    link = Client(f"{folder}/socket")
     link.send(rank)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
     )
-    try:
-        while True:
-            module, _, name = (message := link.recv())[0].partition(":")
-            try:
-                found = getattr(importlib.import_module(module), name)(*message[1], **message[2])
-                link.send((found, None, ""))
-            except Exception as error:
-                text = f"rank {rank}: {traceback.format_exc()}"
-                link.send((None, f"{type(error).__name__}: {error}", text))
-    except EOFError:
-        os._exit(0)
-    finally:
-        sys.stderr.flush()
+    while True:
+        try:
+            message = link.recv_bytes()
+        except EOFError:
+            os._exit(0)
+        try:
+            function, args, named = pickle.loads(message)
+            module, _, name = function.partition(":")
+            found = getattr(importlib.import_module(module), name)(*args, **named)
+            answer = pickle.dumps((found, None, ""))
+        except BaseException as error:  # as that of a checkpoint is
+            said = f"{type(error).__name__}: {error}"
+            answer = pickle.dumps((None, said, f"rank {rank}: {traceback.format_exc()}"))
+        link.send_bytes(answer)
 
 
 def mesh(*sizes: int):
@@ -160,7 +166,10 @@ def mesh(*sizes: int):
 
     if sizes not in _meshes:
         count = math.prod(sizes)
-        _meshes[sizes] = DeviceMesh("cpu", torch.arange(count).view(sizes))  # all ranks make it
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        _meshes[sizes] = DeviceMesh(
+            device, torch.arange(count, device="cpu").view(sizes)
+        )  # all ranks make it
     return _meshes[sizes] if dist.get_rank() < math.prod(sizes) else None
 
 

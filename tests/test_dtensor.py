@@ -133,3 +133,20 @@ def test_shapes_that_are_not_the_operator_s_are_refused():
         @loader.operator(name="dtensor_tests::one", sharding="(N), (N) -> (N)")
         def one(x: torch.Tensor) -> torch.Tensor:
             return x.clone()
+
+
+@pytest.fixture(scope="module")
+def gpus():
+    """Two ranks with a GPU each."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("two GPUs are needed")
+    found = ranks.Ranks(2, "nccl")
+    yield found
+    found.close()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", NAMES)
+def test_two_gpus_give_what_one_gives(gpus, name):
+    counts = gpus.run("dtensor_cases:drawn", name, range(12), double=True, meshes=((2,),))
+    assert counts[0] > 2
