@@ -92,6 +92,10 @@ def test_levels_as_the_whole_table(group, levels, counts, dtype, needs):
     group.run("sharded:encode", levels, counts, dtype, 3, needs)
 
 
+def test_compiled_code_calls_it(group):
+    group.run("sharded:compiled")
+
+
 WRONG = {
     "channels": (
         "RuntimeError: sample_sharded: shape of shard, but for its rows, must be the same on all "
