@@ -110,7 +110,7 @@ def _home(name: str, declared: str, root: Path, of_the_unit: list[Path]) -> Path
         called = {*re.split(r"[\W_]", str(file.relative_to(root / "kernels").with_suffix("")))}
         defined = [{*other.split("_")} for other in beside if _find(other, "definition", [file])]
         near = max((len(words & other) / len(words | other) for other in defined), default=0)
-        return len(words & called), near, -len(called)
+        return len(words & called), -len(called), near
 
     return max((f for f in kernels if f.suffix == ending), key=likeness, default=None)
 
