@@ -32,8 +32,10 @@ class Routes:
         ]  # by image, sender, group
         self.me, self.R = me, R
 
-    def rounds(self, image: int, bytes_per_point: int) -> int:
+    def rounds(self, image: int, bytes_per_point: int, least: int = 1) -> int:
         """Return in how many rounds an image's points go, the same on all ranks.
+
+        `least`: where these have some 250,000 points each.
 
         Raises: RuntimeError on all ranks where even one point of each for each is beyond the limit.
         """
@@ -52,7 +54,7 @@ class Routes:
                 f"{NAME}: limit must be {least} bytes or more for a point of each of {R} ranks for "
                 f"each other, at {bytes_per_point} bytes a point, got {limit}"
             )
-        return -(-most // room) if most else 1
+        return max(-(-most // room) if most else 1, min(least, most >> 18))
 
     def slices(self, image: int, sender: int, k: int, rounds: int) -> list[range]:
         """Return where in the sender's order each group's points of round k are."""

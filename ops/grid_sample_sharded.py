@@ -14,6 +14,7 @@ from .grid_sample_routes import Round, Routes
 from .grid_sample_windows import NAME, Seams, Whole
 from .ranks import Ranks
 
+_LEAST = 4  # rounds of many points: while one is sampled, values of the one before go back
 _DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
@@ -105,7 +106,7 @@ class _Sampling(torch.autograd.Function):
         rounds = [
             Round(routes, image, k, count)
             for image in range(len(grid))
-            for count in [routes.rounds(image, each)]
+            for count in [routes.rounds(image, each, least=_LEAST)]
             for k in range(count)
         ]
         seams = Seams(whole, shard)
@@ -117,9 +118,10 @@ class _Sampling(torch.autograd.Function):
             flat = out[now.image].view(C, -1)
             for own, values in zip(now.own, seams.sample(now.image, now.own_points()), strict=True):
                 flat.index_copy_(1, own, values)
+            del values
             points = now.by_window(coming.pop(0).wait().view(-1, D))
-            values = seams.sample(now.image, points)
-            returning.append((now, now.send_values(values, C), flat))
+            returning.append((now, now.send_values(seams.sample(now.image, points), C), flat))
+            del points
             if len(returning) > 1:
                 _finish(*returning.pop(0))
         for last in returning:
@@ -138,7 +140,7 @@ class _Sampling(torch.autograd.Function):
         C, D = shard.shape[1], grid.shape[-1]
         seams.gradients = [None, None]
         grad_grid = torch.empty_like(grid, memory_format=torch.contiguous_format)
-        each = 2 * (2 * D * grid.element_size() + 3 * C * shard.element_size())
+        each = 2 * D * grid.element_size() + 3 * C * shard.element_size()
         for image in range(len(grid)):
             count = routes.rounds(image, each)
             to_image = grad_grid[image].view(-1, D)

@@ -20,6 +20,8 @@ ROOMS = ("jit", "ops", "kernels", "include")
 TAG, HASHED = sys.implementation.cache_tag, py_compile.PycInvalidationMode.CHECKED_HASH
 # Otherwise each process that calls torch.compile starts as many more that import torch.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Otherwise each that compiles C++ tries a dozen instruction sets, in a new process with torch each.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # What takes longest, the longest first, so that no core waits for another in the end.
 LONGEST = (

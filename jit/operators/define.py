@@ -106,14 +106,27 @@ class Definition:
     ):
         self.reference, self.backward, self.mutates = reference, backward, mutates
         self.name = _checked_name(name, reference)
-        self.kernels = _kernels(self.name, kernel)
-        self.parameters = [*inspect.signature(reference).parameters.values()]
+        if isinstance(mutates, str) or not isinstance(mutates, Sequence):
+            got = f"[{mutates!r}]" if isinstance(mutates, str) else "a list of them"
+            raise TypeError(f"{self.name}: mutates must be names of arguments; write {got}")
+        try:
+            self.parameters = [*inspect.signature(reference).parameters.values()]
+        except ValueError:
+            raise TypeError(
+                f"{self.name}: the reference must be a function of Python with annotated "
+                f"arguments, got {reference!r}; write one that calls it"
+            ) from None
         self.schema = self._find_schema()
+        self.kernels = _kernels(self.name, kernel, [p.name for p in self.parameters])
         self.tensors = [i for i, a in enumerate(self.schema.arguments) if "Tensor" in str(a.type)]
         self.shapes = self._shapes(sharding)
         written = [p.name in mutates for p in self.parameters]
         named = [p.name for p in self.parameters]
         self._watch = Watch(self.name, named, written, self.run_reference)
+        if backward is not None:
+            count = len(self.schema.returns)
+            grads = ["grad"] if count == 1 else [f"grad_{i}" for i in range(count)]
+            _check_function(self.name, "backward", backward, [*grads, *named])
         if backward is not None and mutates:
             raise ValueError(
                 f"{self.name}: an operator that writes to {', '.join(mutates)} has no gradient; "
@@ -154,7 +167,7 @@ class Definition:
                 raise ValueError(f"mutates names {', '.join(unknown)}, which is no argument")
             text = torch.library.infer_schema(self._positional(), mutates_args=[*self.mutates])
         except ValueError as error:
-            said = str(error).partition("Got func with")[0].strip()
+            said = re.split(r"Got func with|Please file", str(error))[0].strip()
             raise TypeError(f"{self.name}: the reference has no schema: {said}") from None
         if not _RETURNS.search(text) or bool(self.mutates) != text.endswith("()"):
             expected = "nothing, as it writes to arguments" if self.mutates else "tensors"
@@ -185,9 +198,17 @@ class Definition:
     def _register(self) -> Any:
         """Give torch the operator, its kernel and its fake; the OpOverload."""
         frame.forget(self.name)
-        made = torch.library.custom_op(
-            self.name, self._run, mutates_args=[*self.mutates], schema=self.text
-        )
+        try:
+            made = torch.library.custom_op(
+                self.name, self._run, mutates_args=[*self.mutates], schema=self.text
+            )
+        except RuntimeError as error:
+            if "multiple times" not in str(error):
+                raise
+            raise ValueError(
+                f"operator: {self.name} is registered already, not by loader.operator; choose "
+                "another name"
+            ) from None
         made.register_fake(self._fake)
         if not self.mutates:
             derive.one_by_one(made._opoverload)
@@ -233,7 +254,7 @@ class Definition:
         device = next((x.device.type for x in args if isinstance(x, Tensor)), "cpu")
         kernel = self.kernels.get(device, self.kernels.get(""))
         if kernel is None:
-            return tidy(self.run_reference(*args), args)
+            return tidy(self._watch.run(None, args), args)
         written = (p.name in self.mutates for p in self.parameters)
         plain = [plainly(x, w) for x, w in zip(args, written, strict=True)]
         return tidy(self._watch.run(kernel, plain), ())
@@ -298,13 +319,12 @@ def _checked_name(name: str | None, reference: Callable) -> str:
     return name
 
 
-def _kernels(name: str, kernel: Any) -> dict[str, Callable]:
+def _kernels(name: str, kernel: Any, arguments: list[str]) -> dict[str, Callable]:
     """Kernels by type of device, "" being any."""
     found = {} if kernel is None else {**kernel} if isinstance(kernel, Mapping) else {"": kernel}
     for device, function in found.items():
-        if not callable(function):
-            where = f" for {device!r}" if device else ""
-            raise TypeError(f"{name}: kernel{where} must be a function, got {type_name(function)}")
+        where = f" for {device!r}" if device else ""
+        _check_function(name, f"kernel{where}", function, arguments)
         if device:
             try:
                 torch.device(device)
@@ -313,6 +333,23 @@ def _kernels(name: str, kernel: Any) -> dict[str, Callable]:
                     f"{name}: kernel must be a dict by type of device, as 'cuda', got {device!r}"
                 ) from None
     return found
+
+
+def _check_function(name: str, what: str, function: Any, arguments: list[str]) -> None:
+    """Raise TypeError for what is no function, or does not take so many arguments."""
+    if not callable(function):
+        raise TypeError(f"{name}: {what} must be a function, got {type_name(function)}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of C++, which does not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: {what} must take the arguments ({', '.join(arguments)}) by position, got a "
+            f"function of {signature}: {error}"
+        ) from None
 
 
 def _leaf(x: Any, wanted: bool) -> Any:
