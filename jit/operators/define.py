@@ -293,7 +293,7 @@ class Definition:
 
         def run(*tensors: Any) -> Any:
             own = dict(zip(self.tensors, tensors, strict=True))
-            return self.public(*[own.get(i, x) for i, x in enumerate(args)])  # type: ignore[operator]
+            return self.public(*[own.get(i, x) for i, x in enumerate(args)])
 
         tensors = [args[i] for i in self.tensors]
         with torch.no_grad():

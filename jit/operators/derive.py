@@ -195,10 +195,9 @@ def _with_autograd(function: Callable, *args: Any) -> Any:
 
     So it has torch.func, where the kernel is called for a rank's part of DTensors.
     """
-    off = "AutogradFunctionality", "ADInplaceOrView", "FuncTorchGradWrapper"
-    off = *off, "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
-    for name in off:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    layers = "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
+    for name in ("ADInplaceOrView", "FuncTorchGradWrapper", *layers):
         keys = keys.add(getattr(torch._C.DispatchKey, name))
     excluded = torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(
