@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import derive, frame
+from . import sharding as rules
 from .watch import Watch, plainly, tidy, type_name
 
 _TAKEN = ("octet", "aten", "prim", "prims", "torch", "torchvision")
@@ -29,6 +30,7 @@ def operator(
     backward: Callable | None = None,
     name: str | None = None,
     mutates: Sequence[str] = (),
+    sharding: str | None = None,
 ) -> Any:
     """Make a kernel of yours and its reference in plain PyTorch an operator of torch.
 
@@ -61,10 +63,14 @@ def operator(
         name: "namespace::name"; by default "local::" and the name of the reference.
         mutates: names of the arguments that kernel and reference write to; such an operator has no
             gradient, and returns nothing.
+        sharding: along which sizes DTensors may be cut, by the shapes of tensor arguments and
+            results: those with a name, "(N, _), (N, 3) -> (N, _)" where rows do not depend on each
+            other, "(...) -> (...)" where elements do not. Without it each rank computes everything.
 
     Returns: the operator, a function with the signature of the reference. Its `op` is torch's
         OpOverload, `reference` the reference, and `check(*arguments)` compares kernel and reference
-        on arguments, with gradients, and runs torch.library.opcheck. Without `reference` a
+        on arguments, with gradients, and in halves as `sharding` has it, and runs
+        torch.library.opcheck. Without `reference` a
         decorator.
 
     Raises: TypeError or ValueError for a reference whose schema cannot be told, or a name that is
@@ -74,11 +80,16 @@ def operator(
     """
     if reference is None:
         return functools.partial(
-            operator, kernel=kernel, backward=backward, name=name, mutates=mutates
+            operator,
+            kernel=kernel,
+            backward=backward,
+            name=name,
+            mutates=mutates,
+            sharding=sharding,
         )
     if not callable(reference):
         raise TypeError(f"operator: reference must be a function, got {type(reference).__name__}")
-    return Definition(reference, kernel, backward, name, mutates).function()
+    return Definition(reference, kernel, backward, name, mutates, sharding).function()
 
 
 class Definition:
@@ -91,6 +102,7 @@ class Definition:
         backward: Callable | None,
         name: str | None,
         mutates: Sequence[str],
+        sharding: str | None,
     ):
         self.reference, self.backward, self.mutates = reference, backward, mutates
         self.name = _checked_name(name, reference)
@@ -107,6 +119,7 @@ class Definition:
         self.schema = self._find_schema()
         self.kernels = _kernels(self.name, kernel, [p.name for p in self.parameters])
         self.tensors = [i for i, a in enumerate(self.schema.arguments) if "Tensor" in str(a.type)]
+        self.shapes = self._shapes(sharding)
         written = [p.name in mutates for p in self.parameters]
         named = [p.name for p in self.parameters]
         self._watch = Watch(self.name, named, written, self.run_reference)
@@ -199,7 +212,32 @@ class Definition:
         made.register_fake(self._fake)
         if not self.mutates:
             derive.one_by_one(made._opoverload)
+            rules.offer(made._opoverload, self._cut)
         return made._opoverload
+
+    def _shapes(self, text: str | None) -> rules.Shapes | None:
+        """What `sharding` says. Raises: ValueError."""
+        if text is None:
+            return None
+        try:
+            found = rules.Shapes(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        counts = len(self.tensors), len(self.schema.returns)
+        if self.mutates or (found.inputs, found.outputs) != counts:
+            expected = "nothing, as the operator writes to arguments"
+            if not self.mutates:
+                expected = "the shapes of {} tensor arguments and {} results".format(*counts)
+            raise ValueError(f"{self.name}: sharding must be {expected}, got {text!r}")
+        return found
+
+    def _cut(self, *args: Any) -> rules.Cut:
+        args = self._filled(args)
+        if self.shapes is None:
+            return rules.replicated(args, len(self.schema.returns))
+        inputs, outputs = rules.forward(self.shapes, [args[i] for i in self.tensors])
+        of_tensors = dict(zip(self.tensors, inputs, strict=True))
+        return [of_tensors.get(i) for i in range(len(args))], outputs
 
     def _fake(self, *args: Any) -> Any:
         """What the reference returns for tensors without data, as the kernel's: contiguous."""
@@ -245,7 +283,25 @@ class Definition:
             written = [x for p, x in zip(names, own, strict=True) if p in self.mutates]
             results.append([x.detach() for x in (*outs, *grads, *written)])
         torch.testing.assert_close(*results)
+        self._check_halves(args)
         torch.library.opcheck(self.public.op, args)  # type: ignore[attr-defined]
+
+    def _check_halves(self, args: tuple) -> None:
+        """AssertionError where sizes may be cut by `sharding` that may not be."""
+        if self.shapes is None:
+            return
+
+        def run(*tensors: Any) -> Any:
+            own = dict(zip(self.tensors, tensors, strict=True))
+            return self.public(*[own.get(i, x) for i, x in enumerate(args)])
+
+        tensors = [args[i] for i in self.tensors]
+        with torch.no_grad():
+            whole = run(*tensors)
+            whole = whole if isinstance(whole, tuple) else (whole,)
+            for name, found in rules.in_halves(self.shapes, run, tensors):
+                message = f"{self.name}: sharding: results in halves along {name} differ: "
+                torch.testing.assert_close(found, whole, msg=lambda m, to=message: to + m)
 
 
 def _checked_name(name: str | None, reference: Callable) -> str:
