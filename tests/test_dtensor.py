@@ -29,6 +29,7 @@ SERVED = [
     ("grid_sample_volume", "R S1", "S2 P S1"),
     ("apply_lut3d", "S1 R", "S1 S1 P"),  # pixels
     ("hash_grid_encoding", "S0 R", "S0 S0 P"),  # points
+    ("hash_grid_encoding_even", "R S0", "S1 P S0"),  # levels
     ("convolve2d", "S0 R", "S0 S0 P"),  # images
     ("mine", "S0 S0", "S0 S0 S0"),
 ]
