@@ -54,7 +54,7 @@ _KNOWN = (
     Benchmark("compile_time", "compile_time", (), (), False),
     Benchmark("judge", "judge", (), (), False),
     Benchmark("portable", "portable", ("--level", "3"), (), False),
-    Benchmark("distributed", "distributed", (), ("2 GPUs",)),
+    Benchmark("sharded", "sharded", (), ("2 GPUs",)),
     Benchmark("install", "install", (), (), False),
     Benchmark("viewer_frames", "viewer_frames", (), ("PySide6",), False),
     *(Benchmark("sweep", f"sweep_{name}", (name,)) for name in sweep.OPERATORS),

@@ -18,6 +18,7 @@ _LEAST = 4  # rounds of many points: while one is sampled, values of the one bef
 _DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
+@torch.compiler.disable  # collectives, and sizes that only data tell: a break in the graph
 def sample_sharded(
     shard: Tensor,
     grid: Tensor,

@@ -12,6 +12,7 @@ _NAME = "encode_sharded"
 _DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
+@torch.compiler.disable  # collectives, and sizes that only data tell: a break in the graph
 def encode_sharded(
     points: Tensor,
     shard: Tensor,

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -146,6 +147,25 @@ def encode(levels: list[int], counts: list[int], dtype: str, seed: int, needs=(1
         assert_close(points.grad, wanted, rtol=0, atol=4 * eps * most)  # one rounding a rank
     if needs[1]:
         assert torch.equal(shard.grad, whole.grad.split(levels)[rank])
+
+
+def compiled() -> None:
+    """A graph that is broken around it gives the same."""
+    here = mesh(4)
+    volume = torch.randn(1, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    grid = torch.rand(1, 1, 1, 50, 3) * 2 - 1
+
+    def loss(volume):
+        return loader.distributed.sample_sharded(volume * 2, grid, here).sin().sum()
+
+    found = []
+    for way in (loss, torch.compile(loss, backend="eager")):
+        shard = volume.clone().requires_grad_()
+        with warnings.catch_warnings():  # dynamo looks at .grad of what is no leaf
+            warnings.simplefilter("ignore", UserWarning)
+            way(shard).backward()
+        found.append(shard.grad)
+    assert torch.equal(*found)
 
 
 def refuse(wrong: str, world: int) -> str:

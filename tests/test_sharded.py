@@ -1,7 +1,10 @@
 """`loader.distributed.sample_sharded` and `encode_sharded` on several processes, under gloo."""
 
+import os
+
 import pytest
 import ranks
+from conftest import ROOT, ended, start_program
 
 
 @pytest.fixture
@@ -89,6 +92,10 @@ def test_levels_as_the_whole_table(group, levels, counts, dtype, needs):
     group.run("sharded:encode", levels, counts, dtype, 3, needs)
 
 
+def test_compiled_code_calls_it(group):
+    group.run("sharded:compiled")
+
+
 WRONG = {
     "channels": (
         "RuntimeError: sample_sharded: shape of shard, but for its rows, must be the same on all "
@@ -146,3 +153,12 @@ def test_a_rank_that_is_killed_is_an_error_on_the_others():
     error, ended = failed.value.errors
     assert ended == ""
     assert "sample_sharded: rank 0 of 2 lost the others, of which one has ended" in error
+
+
+def test_the_example_under_torchrun_finds_what_one_process_finds():
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words += [ROOT / "examples/distributed.py", "--size", "12", "--points", "4000"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = ended(start_program(words, ROOT, environment))
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks and one process differ by" in done.stdout

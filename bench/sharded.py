@@ -1,10 +1,10 @@
 """How much quicker do several GPUs sample a volume that is spread over them than one that holds it?
 
-    python -m loader bench distributed [--ranks 2] [--device cuda] [--quick]
+    python -m loader bench sharded [--ranks 2] [--device cuda] [--quick]
 
 Each rank has rows of the volume and points drawn anywhere in it. One GPU that holds the whole
 samples the points of all, for comparison, and results are compared first. Beside times: bytes that
-each rank sends and its peak memory, each with the prediction of docs/distributed.md, and by a
+each rank sends and its peak memory, each with the prediction of docs/sharded.md, and by a
 trace the share of the time of communication in which kernels sampled.
 """
 
@@ -31,7 +31,7 @@ QUICK = {"64^3 x 8": (64, 8, 1 << 16)}
 
 
 def predicted(size: int, channels: int, points: int, ranks: int) -> dict[str, float]:
-    """Bytes of points drawn evenly, float32, linear: docs/distributed.md has the formulas."""
+    """Bytes of points drawn evenly, float32, linear: docs/sharded.md has the formulas."""
     shard, row = size**3 // ranks * channels * 4, size**2 * channels * 4
     away = points * (ranks - 1) / ranks
     g, v = 12, 4 * channels  # a point, its values
@@ -143,9 +143,11 @@ def rank_of(rank: int, ranks: int, port: str, options, cases: dict, results) -> 
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", init_method=f"file://{port}", rank=rank, world_size=ranks
     )
-    mesh = init_device_mesh(options.device, (ranks,))
+    both = init_device_mesh(options.device, (ranks, 1), mesh_dim_names=("all", "one"))
+    mesh = both["all"]
+    rate = link(options, ranks)
     for name, (size, channels, points) in cases.items():
-        row, mine = measure(mesh, rank, ranks, options, size, channels, points)
+        row, mine = measure(mesh, both["one"], rank, ranks, options, size, channels, points)
         everyone = torch.empty(ranks * mine.numel(), device=options.device)
         dist.all_gather_into_tensor(everyone, mine.reshape(-1))
         del mine
@@ -154,11 +156,20 @@ def rank_of(rank: int, ranks: int, port: str, options, cases: dict, results) -> 
         del everyone
         dist.barrier()
         if rank == 0:
-            results.put({"case": name, "ranks": ranks, "points": points} | row)
+            results.put({"case": name, "ranks": ranks, "points": points, "link": rate} | row)
     dist.destroy_process_group()
 
 
-def measure(mesh, rank, ranks, options, size, channels, points) -> tuple[dict, torch.Tensor]:
+def link(options, ranks: int) -> float:
+    """Return how many bytes a rank sends in a millisecond while all send to all."""
+    count = (1 << 26) // ranks
+    x = torch.ones(count * ranks, device=options.device)
+    y = torch.empty_like(x)
+    ms = timed(options.device, options.repeats, lambda: dist.all_to_all_single(y, x))
+    return 4 * count * (ranks - 1) / ms
+
+
+def measure(mesh, one, rank, ranks, options, size, channels, points) -> tuple[dict, torch.Tensor]:
     """Figures of a case, of rank 0 where ranks differ, and this rank's values."""
     device, on_gpu = options.device, options.device == "cuda"
     shard, grid = tensors(size, channels, points, ranks, rank, device)
@@ -180,6 +191,9 @@ def measure(mesh, rank, ranks, options, size, channels, points) -> tuple[dict, t
         row["backward_bytes"] = counter.sent - row["forward_bytes"]
         shard.requires_grad_(False), grid.requires_grad_(False)
     row["forward_ms"] = timed(device, options.repeats, forward)
+    row["no_exchange_ms"] = timed(
+        device, options.repeats, lambda: loader.distributed.sample_sharded(shard, grid, one)
+    )
     if on_gpu:
         row["forward_peak"], row["forward_hidden"] = peak(forward), hidden(forward)
     shard.requires_grad_(), grid.requires_grad_()
@@ -226,9 +240,37 @@ def by_itself(options, run) -> float:
     return statistics.median(taken[2:])
 
 
+def table(record: dict) -> str:
+    """Return the times beside one device that holds the whole, and what was predicted."""
+    head = ["volume", "points a rank", "direction", "ranks", "one device", "speed-up"]
+    head += ["sent (predicted)", "peak memory (predicted)", "of it hidden"]
+    lines = [
+        f"{record['device']} (torch {record['torch']}, {record['date']}), float32, channels last, "
+        f"{record['rows'][0]['link'] / 1e6:.0f} GB/s to the others:",
+        "",
+        "| " + " | ".join(head) + " |",
+        "|---" * len(head) + "|",
+    ]
+    for row in record["rows"]:
+        guess = row["predicted"]
+        sent = row["forward_bytes"], row["forward_bytes"] + row["backward_bytes"]
+        all_sent = guess["forward_bytes"], guess["forward_bytes"] + guess["backward_bytes"]
+        peaks = guess["forward_peak"], guess["backward_peak"]
+        for k, way in enumerate(("forward", "both")):
+            ms, whole = row[f"{way}_ms"], row[f"whole_{way}_ms"]
+            cells = [row["case"].partition(",")[0], f"{row['points']:,}"]
+            cells += ["and backward" if k else "forward", f"{ms:.2f} ms", f"{whole:.2f} ms"]
+            cells += [f"{whole / ms:.2f}", f"{sent[k] / 1e6:.0f} ({all_sent[k] / 1e6:.0f}) MB"]
+            found = row.get(f"{way}_peak")
+            cells += [f"{found / 1e9:.2f} ({peaks[k] / 1e9:.2f}) GB" if found else ""]
+            cells += [f"{row[f'{way}_hidden']:.0%}" if found else ""]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: list[str]) -> None:
     """Measure, print and keep."""
-    parser = harness.parser("distributed", 10, "one small volume")
+    parser = harness.parser("sharded", 10, "one small volume")
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args(arguments)
     if options.device == "cuda" and torch.cuda.device_count() < options.ranks:
@@ -251,4 +293,4 @@ def main(arguments: list[str]) -> None:
             rows.append(queue.get())
             print(rows[-1], flush=True)
         running.join()
-    harness.finish("distributed", "grid_sample", rows, options)
+    harness.finish("sharded", "grid_sample", rows, options)
