@@ -14,6 +14,7 @@ from .linear import Linear, in_turns, rank
 _NAME = "hash_grid_encoding"
 _PRIMES = 1, 2654435761, 805459861
 _MOST_FEATURES = 1 << 20
+_PLAIN = Tensor, torch.nn.Parameter
 
 
 def hash_grid_encoding(
@@ -62,7 +63,7 @@ def hash_grid_encoding(
     Source: Mueller, Evans, Schied, Keller: Instant Neural Graphics Primitives with a
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
-    if type(table) is not Tensor and (of := in_levels(points, table)):
+    if type(table) not in _PLAIN and (of := in_levels(points, table)):
         return of(*options_of(points, table, base_resolution, per_level_scale))
     return _run(_operator.call, points, table, base_resolution, per_level_scale)
 
@@ -133,8 +134,10 @@ def benchmark(device):
 
 def in_levels(points, table):
     """What encodes DTensors by a table that is cut along its levels; None for all others."""
+    if torch.compiler.is_compiling():
+        return None
     torchs = sys.modules.get("torch.distributed.tensor")
-    if torchs is None or not isinstance(table, torchs.DTensor) or torch.compiler.is_compiling():
+    if torchs is None or not isinstance(table, torchs.DTensor):
         return None
     from .hash_grid_encoding_levels import encoder
 

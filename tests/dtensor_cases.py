@@ -165,6 +165,24 @@ def compiled(name: str, sizes: tuple, placements) -> bool:
     return True
 
 
+def transformed() -> None:
+    """torch.func.grad, and torch.vmap over a batch that is cut."""
+    torch.manual_seed(0)
+    tensors = _values(8, 3, 8, 2), _points(8, 3, 3)
+    parts = [distribute_tensor(x, mesh(4), [Shard(0)]) for x in tensors]
+
+    def loss(feats, points):
+        return loader.trilinear_interpolation(feats.flatten(0, 1), points.flatten(0, 1)).sum()
+
+    for function in (torch.func.grad(loss, (0, 1)), torch.vmap(loader.trilinear_interpolation)):
+        found, expected = function(*parts), function(*tensors)
+        pairs = (
+            zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+        )
+        for x, y in pairs:
+            torch.testing.assert_close(x.full_tensor(), y)
+
+
 def refused(sizes: tuple) -> None:
     """What raises by itself, in every rank."""
     on = mesh(*sizes)

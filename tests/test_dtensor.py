@@ -33,6 +33,8 @@ SERVED = [
     ("convolve2d", "S0 R", "S0 S0 P"),  # images
     ("mine", "S0 S0", "S0 S0 S0"),
 ]
+COMPILED = [(name, given) for name, given, _ in SERVED[::4]]
+COMPILED += [("hash_grid_encoding_even", "R S0"), ("add2", "S1 S0")]
 NAMES = [name for name in dtensor_cases.MAKE]
 
 
@@ -68,9 +70,13 @@ def test_any_placement_gives_what_one_process_gives(group, name):
     assert counts[0] > 2
 
 
-@pytest.mark.parametrize(("name", "given"), [(name, given) for name, given, _ in SERVED[::3]])
+@pytest.mark.parametrize(("name", "given"), COMPILED)
 def test_compiled(group, name, given):
     assert group.run("dtensor_cases:compiled", name, (2,), placements(given))[:2] == [True, True]
+
+
+def test_transforms_go_as_far_as_those_of_dtensors(group):
+    group.run("dtensor_cases:transformed")
 
 
 def test_an_option_is_part_of_what_is_remembered(group):
