@@ -111,9 +111,25 @@ def test_a_rank_that_is_killed_is_noticed_by_the_others():
     group.close()
 
 
-def test_dtensor_is_not_imported_by_loader():
-    code = "import sys, loader; loader.square; assert 'torch.distributed.tensor' not in sys.modules"
-    assert ended(start_python(code, ROOT, dict(os.environ))).returncode == 0
+BEFORE = """
+import os, sys, torch, loader
+kept = len(sys.meta_path)
+loader.square(torch.ones(2))
+assert "torch.distributed.tensor" not in sys.modules
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+assert len(sys.meta_path) == kept
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = distribute_tensor(torch.arange(3.0), init_device_mesh("cpu", (1,)), [Shard(0)])
+assert loader.square(x).full_tensor().tolist() == [0, 1, 4]
+dist.destroy_process_group()
+"""
+
+
+def test_an_operator_that_was_loaded_before_there_were_dtensors_takes_them():
+    done = ended(start_python(BEFORE, ROOT, dict(os.environ)))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

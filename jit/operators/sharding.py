@@ -190,7 +190,7 @@ def in_halves(
         yield name, tuple(torch.cat(pair, of.index(name)) for pair, of in ends)
 
 
-_waiting: dict[Any, Find] = {}
+_waiting: dict[str, tuple[Any, Find]] = {}
 
 
 def offer(op: Any, find: Find) -> None:
@@ -198,7 +198,7 @@ def offer(op: Any, find: Find) -> None:
     if hasattr(sys.modules.get(TENSORS), "DTensor"):
         _register(op, find)
         return
-    _waiting[op] = find
+    _waiting[op.name()] = op, find  # in the place of one that was defined before
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
@@ -240,7 +240,7 @@ class _Finder(MetaPathFinder, Loader):
         self._loader.exec_module(module)
         module.__spec__.loader = module.__loader__ = self._loader
         while _waiting:
-            _register(*_waiting.popitem())
+            _register(*_waiting.popitem()[1])
 
 
 _finder = _Finder()
