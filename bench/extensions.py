@@ -139,9 +139,9 @@ def built(ours: bool, call: dict) -> dict:
     return row
 
 
-def row_of(drawn: dict, who: str, answer: dict) -> dict:
+def row_of(drawn: dict, who: str, jobs: int, answer: dict) -> dict:
     """Return the row of what was drawn, of the answer that its build gave, and print it."""
-    row = {"where": drawn["where"], "who": who, **answer}
+    row = {"where": drawn["where"], "who": who, "jobs": jobs, **answer}
     row.setdefault("verdict", row.pop("error", ""))
     took = f"{row.get('cpu', 0):6.1f} s of CPU, {row.get('seconds', 0):6.1f} s"
     print(f"{who:7} {row['verdict']:8} {took}  {row['where']}", flush=True)
@@ -153,11 +153,11 @@ def cases_of(drawn: list[dict], options: argparse.Namespace) -> dict[str, tuple[
     drawn, cases = drawn[: options.files], {}
     apart = max(1, len(drawn) // max(1, options.theirs))
     for k, each in enumerate(drawn):
-        at_once = f", {options.jobs} at once" if options.jobs else ""
-        cases[f"{key_of(each['call'])} loader{at_once}"] = each, "loader"
+        how = ", a core each" if options.jobs else ""
+        cases[f"{key_of(each['call'])} loader{how}"] = each, "loader"
         if k % apart == 0 and k // apart < options.theirs:
             theirs = drawn[k // apart]
-            cases[f"{key_of(theirs['call'])} torch{at_once}"] = theirs, "torch"
+            cases[f"{key_of(theirs['call'])} torch{how}"] = theirs, "torch"
     return cases
 
 
@@ -180,7 +180,7 @@ def run(
         else ((n, forked(t, options.limit).result()) for n, t in tasks.items())
     )
     for name, answer in answers:
-        yield name, [row_of(*cases[name], answer)]
+        yield name, [row_of(*cases[name], options.jobs, answer)]
         if time.monotonic() > until:
             return
 
@@ -221,9 +221,10 @@ def table(record: dict) -> str:
         f"torch {record['torch']}, {record['date']}, sources {record['sources']['jit/extension']}"
     )
     share = f"{split['split']} ({split['split'] / max(1, split['calls']):.1%})"
+    jobs = sorted({row.get("jobs", 0) for row in rows} - {0})
     how = (
-        f"{record['jobs']} builds at once, each on a core of its own"
-        if record.get("jobs")
+        f"{' or '.join(map(str, jobs))} builds at once, each on a core of its own"
+        if jobs
         else f"{record['cores']} cores shared with other work"
     )
     lines = [
@@ -291,7 +292,6 @@ def main(given=None) -> None:
         "seed": options.seed,
         "architectures": os.environ["TORCH_CUDA_ARCH_LIST"],
         "cores": len(os.sched_getaffinity(0)),
-        "jobs": options.jobs,
         "cuda_compiler": torch.version.cuda,
     }
     print(f"{len(drawn)} calls that differ: {facts['split']}", flush=True)

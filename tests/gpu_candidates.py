@@ -31,8 +31,9 @@ extern "C" __global__ void wait(int microseconds) {
 }
 """
 
-BEFORE = f'''
-SOURCE = r"""{SOURCE.replace("{", "{{").replace("}", "}}")}"""
+BEFORE = (
+    f'SOURCE = r"""{SOURCE}"""'
+    + """
 kernel = torch.cuda._compile_kernel(SOURCE, "relu_times_sum")
 wait = torch.cuda._compile_kernel(SOURCE, "wait")
 
@@ -46,13 +47,13 @@ def run(out, x, y, first=0, last=None, rows=None):
 
 def wait_for(microseconds):
     wait((1, 1, 1), (1, 1, 1), [microseconds])
-'''
+"""
+)
 
 
 def kernel(body: str, before: str = "") -> str:
     """A candidate whose forward(self, x, y) is this, which may use what `BEFORE` has."""
-    text = module("x, y = x.contiguous(), y.contiguous()\n" + body, BEFORE + before)
-    return text.replace("{{", "{").replace("}}", "}")
+    return module("x, y = x.contiguous(), y.contiguous()\n" + body, BEFORE + before)
 
 
 class Kernel(NamedTuple):
@@ -206,7 +207,7 @@ KERNELS = {
     # Cheats.
     "caches_by_pointer": Kernel(
         kernel(
-            "key = x.data_ptr(), y.data_ptr()\nself.known = getattr(self, 'known', {{}})\n"
+            "key = x.data_ptr(), y.data_ptr()\nself.known = getattr(self, 'known', {})\n"
             "if key not in self.known: self.known[key] = run(torch.empty_like(x), x, y)\n"
             "return self.known[key].clone()"
         ),
@@ -267,7 +268,7 @@ KERNELS = {
             "def lie(there, begun, ended):\n    there[0] = 0.00042\n    return 0\n"
             "lie, libc, known = Function(lie), ctypes.CDLL(None), set()\n"
             "lines = [line.split() for line in open('/proc/self/maps')]\n"
-            "for path in {{line[-1] for line in lines if 'libcudart' in line[-1]}}:\n"
+            "for path in {line[-1] for line in lines if 'libcudart' in line[-1]}:\n"
             "    for name in ('cudaEventElapsedTime', 'cudaEventElapsedTime_v2'):\n"
             "        if hasattr(ctypes.CDLL(path), name):\n"
             "            place = ctypes.cast(getattr(ctypes.CDLL(path), name), ctypes.c_void_p)\n"
@@ -328,7 +329,7 @@ KERNELS = {
             "self.given[:] = [x, y]\nreturn torch.zeros_like(x)"
         )
         + "    def zero(self):\n        while True:\n"
-        "            for t in [*self.given]: t.zero_()\n",
+        "            for t in [*self.given]: t.zero_()\n            time.sleep(0.001)\n",
         ("inputs_unchanged", "values", "streams", "bounds"),
     ),
     "slow_at_first": Kernel(

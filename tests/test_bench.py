@@ -285,5 +285,5 @@ def test_extensions_are_built_side_by_side_and_go_on(tmp_path, monkeypatch):
     pause.touch()
     third = dict(itertools.islice(left.items(), 1))
     assert [row for _, (row,) in extensions.run(third, tmp_path, options)] == [
-        {"where": "1", "who": "loader", "verdict": "it was ended"}
+        {"where": "1", "who": "loader", "jobs": options.jobs, "verdict": "it was ended"}
     ]

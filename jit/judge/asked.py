@@ -85,13 +85,13 @@ class Asked:
     ):
         """Know it; `turn` is taken while it is at work on a GPU."""
         self.jail, self.role = jail, role
-        self._turn = turn or contextlib.nullcontext()
+        self.turn = turn or contextlib.nullcontext()
         self._layout: tuple = ()
         self._mapped: Mapped | None = None
 
     def ask(self, what: str, files: Sequence[int] = (), **words: Any) -> dict:
         """Ask for one thing. Raises: Ended; Refused or Misused with what it raised."""
-        with self._turn if what in _ON_THE_GPU else contextlib.nullcontext():
+        with self.turn if what in _ON_THE_GPU else contextlib.nullcontext():
             answer = self.jail.ask({"do": what, **words}, files)
         self.check(answer, what)
         return answer

@@ -4,6 +4,7 @@ This process runs neither's code. Seeds are made once the candidate has been loa
 arguments when it is called with them, and of the reference's results nothing.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -329,9 +330,12 @@ class Referee:
         if self.compiled:  # which compiles, and lets others have the GPU meanwhile
             self.compiled.give(self.drawn("timed", 2))
             self.compiled.ask("call", guarded=False, keep=False, seed=1)
+            self.compiled.turn = self.reference.turn
         contest = clock.Contest(
             self.candidate, self.reference, self.compiled, self.drawn, self._options
         )
-        with self._turn:
+        # On a GPU events time each call, and batches take turns; a CPU's cores are to be idle.
+        alone = self._turn if self._options.device == "cpu" else contextlib.nullcontext()
+        with alone:
             self.data["time"] = clock.race(contest)
         self._ledger.passed("timed_values")
