@@ -54,6 +54,7 @@ _KNOWN = (
     Benchmark("compile_time", "compile_time", (), (), False),
     Benchmark("judge", "judge", (), (), False),
     Benchmark("portable", "portable", ("--level", "3"), (), False),
+    Benchmark("sharded", "sharded", (), ("2 GPUs",)),
     Benchmark("install", "install", (), (), False),
     Benchmark("viewer_frames", "viewer_frames", (), ("PySide6",), False),
     *(Benchmark("sweep", f"sweep_{name}", (name,)) for name in sweep.OPERATORS),
@@ -67,6 +68,9 @@ def why_not(benchmark: Benchmark, options: argparse.Namespace) -> str:
         if need == "GPU":
             if not torch.cuda.is_available():
                 return "needs a GPU"
+        elif need == "2 GPUs":
+            if torch.cuda.device_count() < 2:
+                return "needs two GPUs"
         elif need == "COLLECTIONS":
             if not os.environ.get(need):
                 return "needs folders of other people's extensions, named in COLLECTIONS"

@@ -60,6 +60,10 @@ TOGETHER = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption("--sharded-seed", type=int, default=0, help="of the first random case")
+
+
 def pytest_configure():
     # A shell starts what it runs behind without SIGINT, and children of such a run would never see
     # the Ctrl-C that tests send them.
@@ -67,6 +71,8 @@ def pytest_configure():
 
 
 def pytest_unconfigure():
+    if "ranks" in sys.modules:
+        sys.modules["ranks"].close()
     warm.python.close()
 
 
@@ -225,7 +231,7 @@ class Checkout:
     def __init__(self, folder: Path, only: str | tuple[str, ...] = ()):
         self.root, self.cache = folder / "checkout", folder / "cache"
         self.root.mkdir(parents=True)
-        for file in ("loader.py", "nn.py"):
+        for file in ("loader.py", "nn.py", "distributed.py"):
             shutil.copy(ROOT / file, self.root)
         for room in ROOMS:
             shutil.copytree(

@@ -82,6 +82,10 @@ extern "C" void run(const float* x, const float* y, float* out, long rows, long 
 # name -> reference, code
 HONEST = {
     "the_references_own": ("usual", module(f"return {RIGHT}")),
+    "may_wake_a_gpu": (  # which no child of a process that has asked for one can
+        "usual",
+        module(f"assert not torch._C._cuda_isInBadFork()\nreturn {RIGHT}"),
+    ),
     "einsum": ("usual", module("return torch.einsum('ij,ik->ij', x.clamp(min=0), y)")),
     "row_by_row": (
         "usual",
@@ -266,6 +270,9 @@ HONEST = {
         new("p, y = a\nreturn -(y * p.log() + (1 - y) * torch.log1p(-p)).mean()"),
     ),
 }
+
+# They use what is for a CPU alone: numpy, pointers, memory made there.
+FOR_THE_CPU = {"numpy", "c_by_ctypes", "sum_one_after_another", "workspace_inside"}
 
 INLINE = module(
     "return extension.relu_times_sum(x, y)",

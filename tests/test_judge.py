@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import verdicts
 from conftest import ROOT
 from honest_candidates import HONEST, INLINE, REFERENCES
 from hostile_candidates import REFERENCE, RIGHT, module
 
 import loader
+from loader.jit.tools.cli import main
 
 FUNCTIONS = """
 import torch
@@ -50,20 +52,25 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory):
+def honest(tmp_path_factory, pytestconfig):
     """The verdicts of all honest candidates, by name."""
-    folder, verdicts = tmp_path_factory.mktemp("honest"), {}
-    for kind, text in REFERENCES.items():
-        (folder / kind).mkdir()
-        (folder / kind / "reference.py").write_text(text)
-        paths = {}
-        for name, (reference, code) in HONEST.items():
-            if reference == kind:
-                paths[name] = folder / kind / f"{name}.py"
-                paths[name].write_text(code)
-        found = loader.judge([*paths.values()], folder / kind / "reference.py", jobs=2, timed=False)
-        verdicts |= dict(zip(paths, found, strict=True))
-    return verdicts
+
+    def judge() -> dict:
+        folder, found = tmp_path_factory.mktemp("honest"), {}
+        for kind, text in REFERENCES.items():
+            (folder / kind).mkdir()
+            (folder / kind / "reference.py").write_text(text)
+            paths = {}
+            for name, (reference, code) in HONEST.items():
+                if reference == kind:
+                    paths[name] = folder / kind / f"{name}.py"
+                    paths[name].write_text(code)
+            words = {"device": "cpu", "jobs": 2, "timed": False}
+            judged = loader.judge([*paths.values()], folder / kind / "reference.py", **words)
+            found |= dict(zip(paths, judged, strict=True))
+        return {"verdicts": found}
+
+    return verdicts.shared(tmp_path_factory, pytestconfig, "honest", judge)["verdicts"]
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -73,13 +80,13 @@ def test_no_honest_candidate_is_refused(honest, name):
 
 def test_an_extension_that_it_builds(files):
     (files / "inline.py").write_text(INLINE)
-    verdict = loader.judge(files / "inline.py", files / "ref.py", timed=False)
+    verdict = loader.judge(files / "inline.py", files / "ref.py", timed=False, device="cpu")
     assert verdict.accepted, verdict
 
 
 def test_an_extension_that_does_not_compile(files):
     (files / "broken.py").write_text(INLINE.replace("y.sum(-1, true)", "y.summ(-1, true)"))
-    verdict = loader.judge(files / "broken.py", files / "ref.py", timed=False)
+    verdict = loader.judge(files / "broken.py", files / "ref.py", timed=False, device="cpu")
     assert verdict.failed == ["loads"]
     assert "summ" in verdict.check("loads")["text"]
     assert verdict.data["build"]["messages"][0]["line"]
@@ -87,7 +94,7 @@ def test_an_extension_that_does_not_compile(files):
 
 def test_two_functions(files):
     path = files / "functions.py"
-    words = {"inputs": "arguments", "timed": False}
+    words = {"inputs": "arguments", "timed": False, "device": "cpu"}
     assert loader.judge(f"{path}:mine", f"{path}:theirs", **words).accepted
     verdict = loader.judge(f"{path}:wrong", f"{path}:theirs", **words)
     assert verdict.failed == ["values"]
@@ -101,13 +108,14 @@ def test_two_functions(files):
 def test_arguments_that_are_given(files):
     path = files / "functions.py"
     given = [[torch.rand(5, 6), torch.rand(5, 6)], (torch.rand(8, 9), torch.rand(8, 9))]
-    assert loader.judge(f"{path}:mine", f"{path}:theirs", given, timed=False).accepted
-    assert loader.judge(f"{path}:wrong", f"{path}:theirs", given, timed=False).failed == ["values"]
+    words = {"inputs": given, "timed": False, "device": "cpu"}
+    assert loader.judge(f"{path}:mine", f"{path}:theirs", **words).accepted
+    assert loader.judge(f"{path}:wrong", f"{path}:theirs", **words).failed == ["values"]
 
 
 def test_an_operator_has_its_own_reference():
-    assert loader.judge(loader.square, timed=False).accepted
-    assert loader.judge("add2", timed=False).accepted
+    assert loader.judge(loader.square, timed=False, device="cpu").accepted
+    assert loader.judge("add2", timed=False, device="cpu").accepted
 
 
 @pytest.mark.parametrize("status", [0, 86])
@@ -139,7 +147,8 @@ def below(pid: int) -> list[int]:
 def test_nothing_goes_on_when_the_judge_is_killed(files):
     (files / "endless.py").write_text(module("while True: pass"))
     command = [sys.executable, "-m", "loader", "judge", files / "endless.py"]
-    process = subprocess.Popen([*command, "--reference", files / "ref.py"], cwd=ROOT)
+    command += ["--reference", files / "ref.py", "--device", "cpu"]
+    process = subprocess.Popen(command, cwd=ROOT)
     deadline = time.monotonic() + 120
     while len(there := below(process.pid)) < 7:  # court, referee, and three for each of two
         assert process.poll() is None and time.monotonic() < deadline
@@ -166,7 +175,8 @@ def test_a_command_judges_a_folder_and_writes_json(files, tmp_path):
     folder.mkdir()
     for name in ("right", "wrong"):
         (folder / f"{name}.py").write_text((files / f"{name}.py").read_text())
-    done = run(folder, "--reference", files / "ref.py", "--json", out, "--jobs", 2)
+    words = ["--device", "cpu", "--json", out, "--jobs", 2]
+    done = run(folder, "--reference", files / "ref.py", *words)
     assert done.returncode == 1, done.stderr
     assert "2 candidates" in done.stdout and "values" in done.stdout
     data = json.loads(out.read_text())
@@ -219,16 +229,16 @@ def test_bad_input_gets_one_clear_error(files, candidate, words, says):
     words = {"reference": "ref.py", **words}
     words["reference"] = str(files / words["reference"])
     with pytest.raises((ValueError, TypeError, OSError), match=f"(?s)^judge: .*{says}") as raised:
-        loader.judge(candidate, **words)
+        loader.judge(candidate, device="cpu", **words)
     assert "\n\n" not in str(raised.value)
 
 
-def test_the_command_says_what_is_wrong_with_status_2(files, tmp_path):
-    done = run(
-        files / "right.py", "--reference", files / "ref.py", "--json", tmp_path / "no/out.json"
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("loader: judge: ") and "no/out.json" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    done = run(files / "ref.py", "--reference", files / "ref.py")
-    assert done.returncode == 2 and "ModelNew" in done.stderr
+def test_the_command_says_what_is_wrong_with_status_2(files, tmp_path, capsys):
+    words = ["judge", str(files / "ref.py"), "--reference", str(files / "ref.py")]
+    words += ["--device", "cpu", "--json"]
+    assert main([*words, str(tmp_path / "no/out.json")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("loader: judge: ") and "no/out.json" in said
+    assert len(said.splitlines()) == 1
+    assert main([*words, str(tmp_path / "out.json")]) == 2
+    assert "ModelNew" in capsys.readouterr().err

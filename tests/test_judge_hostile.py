@@ -3,6 +3,7 @@
 import subprocess
 
 import pytest
+import verdicts
 from hostile_candidates import HOSTILE, REFERENCE, RIGHT, SLOW, module, written
 
 import loader
@@ -12,7 +13,8 @@ def check_that_they_are_confined(folder):
     """Let none of them loose on a machine whose kernel or container would not hold it."""
     (folder / "reference.py").write_text(REFERENCE)
     (folder / "right.py").write_text(module(f"return {RIGHT}"))
-    verdict = loader.judge(folder / "right.py", folder / "reference.py", timed=False)
+    words = {"timed": False, "device": "cpu"}
+    verdict = loader.judge(folder / "right.py", folder / "reference.py", **words)
     given = verdict.data["isolation"] | {"own user": True}  # whoever is root does without
     given["landlock"] = {"files", "tracing", "signals"} <= {*given["landlock"]}
     if missing := [what for what, there in given.items() if not there]:
@@ -20,30 +22,37 @@ def check_that_they_are_confined(folder):
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
-    """All verdicts by name, the file that was to be spoilt, and a process that was to be killed."""
-    folder = tmp_path_factory.mktemp("hostile")
-    check_that_they_are_confined(folder)
-    other = subprocess.Popen(["sleep", "1000"])
-    verdicts = {}
-    try:
-        for copy in (False, True):
-            for slow in (False, True):
-                names = [n for n, h in HOSTILE.items() if h.copy == copy and (n in SLOW) == slow]
-                if names:
-                    paths, reference = written(folder, names, other.pid)
-                    limits = {"seconds": 1.5 if slow else 20, "memory": "1GiB"}
-                    found = loader.judge(paths, reference, jobs=2, **limits)
-                    verdicts |= dict(zip(names, found, strict=True))
-        yield verdicts, folder / "victim", other
-    finally:
-        other.kill()
-        other.wait()
+def judged(tmp_path_factory, pytestconfig):
+    """All verdicts, what is in the file that was to be spoilt, and of whom was to be killed."""
+
+    def judge() -> dict:
+        folder = tmp_path_factory.mktemp("hostile")
+        check_that_they_are_confined(folder)
+        other = subprocess.Popen(["sleep", "1000"])
+        found = {}
+        try:
+            for copy in (False, True):
+                for slow in (False, True):
+                    names = [
+                        n for n, h in HOSTILE.items() if h.copy == copy and (n in SLOW) == slow
+                    ]
+                    if names:
+                        paths, reference = written(folder, names, other.pid)
+                        limits = {"seconds": 1.5 if slow else 20, "memory": "1GiB", "jobs": 2}
+                        judged = loader.judge(paths, reference, device="cpu", **limits)
+                        found |= dict(zip(names, judged, strict=True))
+            victim, ended = (folder / "victim").read_text(), other.poll()
+        finally:
+            other.kill()
+            other.wait()
+        return {"verdicts": found, "victim": victim, "ended": ended}
+
+    return verdicts.shared(tmp_path_factory, pytestconfig, "hostile", judge)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_it_gets_the_right_verdict(judged, name):
-    hostile, verdict = HOSTILE[name], judged[0][name]
+    hostile, verdict = HOSTILE[name], judged["verdicts"][name]
     if not hostile.failed:
         assert verdict.accepted, verdict
         return
@@ -55,6 +64,5 @@ def test_it_gets_the_right_verdict(judged, name):
 
 def test_the_machine_is_as_it_was(judged):
     """And so is the judge: what came after each of them was judged as well."""
-    _, victim, other = judged
-    assert victim.read_text() == "theirs"
-    assert other.poll() is None
+    assert judged["victim"] == "theirs"
+    assert judged["ended"] is None

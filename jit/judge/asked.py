@@ -1,5 +1,7 @@
 """What a referee asks of a confined process, and how it takes the answers: as data, looked at."""
 
+import contextlib
+import fcntl
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ MOST = 1 << 35  # bytes of results
 _ROOM = 1 << 20  # bytes, for results of other shapes than are due
 _TEXT = 8000  # characters of an error
 _RESULTS = {"tree": dict, "layout": list}
+_ON_THE_GPU = {"make", "call", "exact", "again", "copying"}  # and batches, in a race
 _ALIAS = [int, str, int]  # which result lies in the memory of which argument or result
 _CALLED: dict[str, Any] = {
     "outside": str,
@@ -30,7 +33,8 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     "again": {"results": _RESULTS},
     "exact": {"results": _RESULTS, "rule": str},
     "inputs": {"arguments": _RESULTS},
-    "batch": {"claimed_ms": [float, ...]},
+    "batch": {"claimed_ms": [float, ...], "idle_ms": [float, ...]},
+    "copying": {"ms": float},
 }
 
 
@@ -51,17 +55,44 @@ class Options(NamedTuple):
     general: bool = False  # other shapes, dtypes and determinism count
 
 
+class Turn:
+    """A lock among those who judge at once, for the GPU and the clock; it may be taken again."""
+
+    def __init__(self, path: str):
+        """Open the file by which they wait for each other: it must not be inherited from one."""
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self._depth = 0
+
+    def __enter__(self) -> "Turn":
+        """Wait for it."""
+        if not self._depth:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next have it."""
+        self._depth -= 1
+        if not self._depth:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
 class Asked:
     """A confined process, as the referee knows it, and the memory by which it gets arguments."""
 
-    def __init__(self, jail: Jail, role: str):
+    def __init__(
+        self, jail: Jail, role: str, turn: contextlib.AbstractContextManager | None = None
+    ):
+        """Know it; `turn` is taken while it is at work on a GPU."""
         self.jail, self.role = jail, role
+        self.turn = turn or contextlib.nullcontext()
         self._layout: tuple = ()
         self._mapped: Mapped | None = None
 
     def ask(self, what: str, files: Sequence[int] = (), **words: Any) -> dict:
         """Ask for one thing. Raises: Ended; Refused or Misused with what it raised."""
-        answer = self.jail.ask({"do": what, **words}, files)
+        with self.turn if what in _ON_THE_GPU else contextlib.nullcontext():
+            answer = self.jail.ask({"do": what, **words}, files)
         self.check(answer, what)
         return answer
 

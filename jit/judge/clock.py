@@ -25,12 +25,15 @@ from .cases import Case, is_free, secret
 from .exhibits import Layout, Mapped
 from .verdict import Refused
 
-_ROUNDS = 7
+_ROUNDS, _FEWEST = 7, 3
+_LONGEST = 4.0  # seconds after which there are no more rounds than the fewest
 _LENGTH = 0.02  # seconds of a round that is long enough
 _BYTES = 1 << 27  # of the arguments of one round
 _MOST_CALLS = 200
 _COPIED = 1 << 26  # bytes of the copy that says what memory can do
-_BORNE_OUT, _SLACK_MS = 0.5, 5.0  # what events say is to be so much of what the judge has waited
+_COPIED_THERE = 1 << 28  # the same on a GPU
+_BORNE_OUT, _SLACK_MS = 0.5, 3.0  # what events say is to be so much of what the judge has waited
+_LATE_MS = 0.1  # after a call's own events, that other streams may need
 
 
 class Contest(NamedTuple):
@@ -49,6 +52,7 @@ class Round(NamedTuple):
     seconds: float
     results: list[Tensor]
     claimed: list[float]  # milliseconds of each call by CUDA's events, which are not believed alone
+    late: list[float]  # and how much longer it took until all streams were done
 
 
 def race(contest: Contest) -> dict[str, Any]:
@@ -71,8 +75,11 @@ def race(contest: Contest) -> dict[str, Any]:
     bytes_of_all = per_call + sum(x.numel() * x.element_size() for x in out)
     count = int(max(1, min(_LENGTH / once, _MOST_CALLS, _BYTES / max(1, bytes_of_all))))
     taken: dict[str, list[float]] = {name: [] for name in (*sides, "overhead")}
-    clocks = _clocks(contest.options.device)
+    clocks, rounds = _clocks(contest.options.device), list[tuple[Round, Round]]()
+    begun = time.perf_counter()
     for number in range(_ROUNDS):
+        if number >= _FEWEST and time.perf_counter() - begun > _LONGEST:
+            break
         sets = _fresh(contest, case, count)
         empty = _once(contest.reference, sets, out, True)
         taken["overhead"].append(1e3 * empty.seconds / count)
@@ -80,42 +87,66 @@ def race(contest: Contest) -> dict[str, Any]:
         for name in sides if number % 2 else reversed(sides):
             done = _once(sides[name], sets, out, False)
             results[name] = done.results
+            if name == "candidate":
+                rounds.append((done._replace(results=[]), empty._replace(results=[])))
             taken[name].append(_believed(name, done, empty, count, contest.options.device))
         for i, given in enumerate(sets):
             part = slice(i * len(out), (i + 1) * len(out))
             _check(contest.options, results["candidate"][part], results["reference"][part], given)
+    if contest.options.device == "cuda":
+        _borne_out(rounds)
     summary = _summary(taken, count, contest.options.device)
     summary["clocks"] = [*clocks, *_clocks(contest.options.device)]
-    return summary | _limit(summary, bytes_of_all, contest.options.device)
+    return summary | _limit(summary, bytes_of_all, contest)
 
 
 def _believed(name: str, done: Round, empty: Round, count: int, device: str) -> float:
-    """Return milliseconds of a call: on a GPU by events, if the judge's clock bears them out."""
+    """Return milliseconds of a call: on a GPU by events, which `_borne_out` looks at again."""
     if device != "cuda":
         return 1e3 * done.seconds / count
-    claimed = sum(done.claimed)
-    outside = 1e3 * (done.seconds - empty.seconds)
-    if name == "candidate" and claimed < _BORNE_OUT * outside - _SLACK_MS:
+    if len(done.claimed) != count:
+        raise Refused("results", f"its process says of {count} calls {len(done.claimed)} times")
+    claimed = statistics.median(done.claimed)
+    late = statistics.median(done.late) - statistics.median(empty.late)
+    if name == "candidate" and late > max(_LATE_MS, claimed / 4):
         raise Refused(
             "streams",
-            f"events around {count} calls say {claimed:.3g} ms, and they kept the judge waiting "
-            f"for {outside:.3g} ms: their work is not on the current stream, or the events lie",
+            f"a call takes the current stream {claimed:.3g} ms by CUDA's events, and the GPU is at "
+            f"work for {late:.3g} ms more: on streams that nobody waits for",
         )
-    return statistics.median(done.claimed)
+    return claimed
 
 
-def _limit(summary: dict[str, Any], moved: int, device: str) -> dict[str, Any]:
+def _borne_out(rounds: Sequence[tuple[Round, Round]]) -> None:
+    """Hold what events say against the judge's own clock. Raises: Refused.
+
+    `rounds`: the candidate's, and the same without a call.
+    """
+    claimed = sum(sum(done.claimed) for done, _ in rounds)
+    outside = sum(1e3 * (done.seconds - empty.seconds) for done, empty in rounds)
+    noise = statistics.pstdev([1e3 * empty.seconds for _, empty in rounds])
+    if claimed < _BORNE_OUT * outside - _SLACK_MS - 2 * noise * len(rounds) ** 0.5:
+        raise Refused(
+            "streams",
+            f"events say {claimed:.3g} ms for all calls, and they kept the judge waiting for "
+            f"{outside:.3g} ms: their work is not on the current stream, or the events lie",
+        )
+
+
+def _limit(summary: dict[str, Any], moved: int, contest: Contest) -> dict[str, Any]:
     """Say what share of the bandwidth of a copy the candidate's arguments and results come to."""
-    x = torch.ones(_COPIED, dtype=torch.uint8)
-    if device == "cuda":  # the referee wakes no GPU: a copy is timed where the reference runs
-        return {"bytes": moved}
-    y = torch.empty_like(x)
-    seconds = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        y.copy_(x)
-        seconds.append(time.perf_counter() - begun)
-    limit = 1e3 * moved * min(seconds) / (2 * _COPIED)
+    if contest.options.device == "cuda":  # the referee wakes no GPU: copied where the reference is
+        milliseconds = contest.reference.ask("copying", size=_COPIED_THERE)["ms"]
+        limit = moved * milliseconds / (2 * _COPIED_THERE)
+    else:
+        x = torch.ones(_COPIED, dtype=torch.uint8)
+        y = torch.empty_like(x)
+        seconds = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            y.copy_(x)
+            seconds.append(time.perf_counter() - begun)
+        limit = 1e3 * moved * min(seconds) / (2 * _COPIED)
     median = summary["candidate"]["median_ms"]
     return {"bytes": moved, "limit_ms": limit, "share_of_limit": limit / median if median else None}
 
@@ -175,14 +206,19 @@ def _once(witness: Asked, sets: Sequence[Case], out: list[Tensor], empty: bool) 
         order = {"do": "batch", "layout": one.json(), "size": one.size, "out": of_out.json()}
         order |= {"out_size": of_out.size, "count": len(sets), "empty": empty}
         mapped = Mapped(files[1], results)
-        begun = time.perf_counter()
-        answer = witness.jail.ask(order, files)
-        seconds = time.perf_counter() - begun
+        with witness.turn:
+            begun = time.perf_counter()
+            answer = witness.jail.ask(order, files)
+            seconds = time.perf_counter() - begun
         witness.jail.signal(signal.SIGSTOP)
         found = mapped.copies()
         witness.jail.signal(signal.SIGCONT)
         witness.check(answer, "batch")
-        return Round(seconds, found, answer["claimed_ms"])
+        claimed, idle = answer["claimed_ms"], answer["idle_ms"]
+        if not all(0 <= ms < 1e9 for ms in (*claimed, *idle)) or len(claimed) != len(idle):
+            raise Refused("results", "its process says of no time what a clock could")
+        late = [b - a for a, b in zip(claimed, idle, strict=True)]
+        return Round(seconds, found, claimed, late)
     finally:
         for file in files:
             os.close(file)
@@ -192,7 +228,11 @@ def _summary(taken: dict[str, list[float]], count: int, device: str) -> dict[str
     overhead = min(taken.pop("overhead"))
     if device == "cuda":
         overhead = 0.0  # events have none
-    summary: dict[str, Any] = {"calls": count, "rounds": _ROUNDS, "overhead_ms": overhead}
+    summary: dict[str, Any] = {
+        "calls": count,
+        "rounds": len(taken["candidate"]),
+        "overhead_ms": overhead,
+    }
     medians = {}
     for name, samples in taken.items():
         net = [max(ms - overhead, 0.0) for ms in samples]

@@ -9,6 +9,40 @@ from torch import Tensor
 _BESIDE = 2  # elements to each side that a report shows
 
 
+def unlike(answer: dict, got: Sequence[Tensor], tree: Any, due: Sequence[Tensor]) -> str:
+    """Say how results are of other number, kind, shape or dtype than is due; "" for alike."""
+    mine = answer["results"]["tree"]
+    if _loose(mine) != _loose(tree) or len(got) != len(due):
+        return f"it returns {_shape_of(mine)}, the reference {_shape_of(tree)}"
+    kinds = {*answer["types"]} - {"Tensor", "Parameter"}
+    if kinds:
+        return f"a result is a {kinds.pop()}, where a plain tensor is due"
+    for i, (x, y) in enumerate(zip(got, due, strict=True)):
+        for what, a, b in (("shape", tuple(x.shape), tuple(y.shape)), ("dtype", x.dtype, y.dtype)):
+            if a != b:
+                return f"result {i} has {what} {a}, the reference's {b}"
+    return ""
+
+
+def _loose(tree: Any) -> Any:
+    """Return a result's description with lists and tuples alike."""
+    if len(tree) != 1:
+        return None
+    ((kind, value),) = tree.items()
+    if kind in ("list", "tuple"):
+        return [_loose(each) if isinstance(each, dict) else None for each in value]
+    return kind, value
+
+
+def _shape_of(tree: Any) -> str:
+    if not isinstance(tree, dict):
+        return "nothing"
+    ((kind, value),) = list(tree.items())[:1] or [("plain", None)]
+    if kind in ("list", "tuple"):
+        return f"a {kind} of {len(value)}"
+    return "a tensor" if kind == "tensor" else f"{value!r}"[:80]
+
+
 def differs(got: Tensor, exact: Tensor, allowed: Tensor) -> dict | None:
     """Return where a result is wrong, as plain data; None where each element is near enough."""
     wide, narrow = (torch.complex128, got.dtype) if exact.is_complex() else (torch.float64, None)

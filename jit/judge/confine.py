@@ -19,7 +19,9 @@ from . import landlock, seccomp, syscalls
 
 _USER, _PID, _NET, _IPC, _MOUNT = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x00020000
 _PRIVATE, _NO_SUID, _NO_DEVICES, _NO_PROGRAMS = (1 << 18) | (1 << 14), 2, 4, 8
+_BIND = 4096
 _HERE, _RECURSIVE, _READ_ONLY = -100, 0x8000, 1
+_SHARED = "/dev/shm"
 _PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
@@ -43,6 +45,7 @@ class Prison(NamedTuple):
     unix_sockets: bool = False  # the driver of a GPU may want them
     files_in_memory: bool = False  # which count as nobody's memory
     bounded_data: bool = True  # CUDA reserves more than there is
+    drivers: bool = False  # CUDA's names its threads in /proc, and makes files in /dev/shm
 
 
 def jailer(
@@ -82,7 +85,7 @@ def _keeper(
     syscalls.die_with_parent()
     syscalls.adopt_orphans()
     if in_force["mounts"]:
-        in_force |= _mounts(prison.folder, limits, in_force["processes"])
+        in_force |= _mounts(prison, limits, in_force["processes"])
     in_force["capabilities dropped"] = _works(syscalls.drop_capabilities)
     reading, writing = os.pipe()
     prisoner = os.fork()
@@ -92,6 +95,9 @@ def _keeper(
             os.close(reading)
             _limits(limits, prison)
             own = (prison.folder, *prison.writable, *_PLAIN_DEVICES)
+            if prison.drivers:
+                whole = in_force.get("read-only /proc but for processes")
+                own += _SHARED, "/proc" if whole else "/proc/self/task"
             done: dict = {"landlock": landlock.restrict(prison.readable, own, prison.listable)}
             done["landlock version"] = landlock.version()
             done["seccomp"] = _works(
@@ -154,7 +160,7 @@ def _namespaces() -> dict:
     return {"network": True, "processes": True, "mounts": True, "own user": own_user}
 
 
-def _mounts(folder: str, limits: Limits, own_processes: bool) -> dict:
+def _mounts(prison: Prison, limits: Limits, own_processes: bool) -> dict:
     """See own processes alone, read everything, write to a folder of limited size alone."""
     done: dict[str, bool] = {}
     if not _works(lambda: syscalls.mount("none", "/", "", _PRIVATE)):
@@ -165,17 +171,35 @@ def _mounts(folder: str, limits: Limits, own_processes: bool) -> dict:
     )
     if done["own /proc"]:
         done["number of processes"] = _works(lambda: _most_processes(limits.processes))
-    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY)
-    done["read-only mounts"] = _works(
-        lambda: syscalls.call(
-            "mount_setattr", _HERE, b"/", _RECURSIVE, ctypes.byref(attributes), 32
-        )
-    )
+    if prison.drivers and done["own /proc"]:
+        done["read-only /proc but for processes"] = _works(_all_but_processes)
+    done["read-only mounts"] = _works(lambda: _attributes("/", _RECURSIVE, _READ_ONLY, 0))
+    if done.get("read-only /proc but for processes"):
+        _works(lambda: _attributes("/proc", 0, 0, _READ_ONLY))
     size = f"size={limits.disk},mode=700"
     done["folder of limited size"] = _works(
-        lambda: syscalls.mount("tmpfs", folder, "tmpfs", _NO_SUID | _NO_DEVICES, size)
+        lambda: syscalls.mount("tmpfs", prison.folder, "tmpfs", _NO_SUID | _NO_DEVICES, size)
     )
+    if prison.drivers:
+        done["own /dev/shm"] = _works(
+            lambda: syscalls.mount("tmpfs", _SHARED, "tmpfs", flags, size)
+        )
     return done
+
+
+def _attributes(path: str, how: int, given: int, taken: int) -> None:
+    """Give a mount attributes, and take others away."""
+    words = (ctypes.c_uint64 * 4)(given, taken)
+    syscalls.call("mount_setattr", _HERE, path.encode(), how, ctypes.byref(words), 32)
+
+
+def _all_but_processes() -> None:
+    """Have what in /proc is the machine's be mounts of their own, which stay read-only."""
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() and not entry.is_symlink():
+            mode = entry.stat().st_mode
+            if entry.is_dir() or mode & 0o222:
+                syscalls.mount(entry.path, entry.path, "", _BIND)
 
 
 def _most_processes(count: int) -> None:

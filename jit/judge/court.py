@@ -22,7 +22,7 @@ from typing import Any
 
 from ..machine import settings
 from . import tamper, watched
-from .asked import Misused, Options
+from .asked import Misused, Options, Turn
 from .confine import Limits, Prison
 from .forms import Source
 from .jail import Jail
@@ -33,15 +33,21 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc", "/opt", 
 _ROOMS = ("jit", "ops", "kernels", "include", "loader.py", "__init__.py", "nn.py", "prebuilt")
 
 
-def serve() -> None:
-    """Answer orders until standard input is closed."""
-    import torch._dynamo.config
-    import torch.fx.experimental.symbolic_shapes
+def serve(gpu: bool) -> None:
+    """Answer orders until standard input is closed; `gpu`: whether torch sees one."""
+    import torch
 
-    logging.disable()  # on a machine without a GPU it says so
-    import torch.utils.cpp_extension  # noqa: F401
-
-    logging.disable(logging.NOTSET)
+    awake = torch.cuda.is_available  # which wakes CUDA, and modules ask it when they are imported
+    torch.cuda.is_available = lambda: gpu
+    logging.disable()  # on a machine without a GPU they say so
+    try:
+        import torch._dynamo.config
+        import torch.fx.experimental.symbolic_shapes
+        import torch.utils.benchmark
+        import torch.utils.cpp_extension
+    finally:
+        torch.cuda.is_available = awake
+        logging.disable(logging.NOTSET)
 
     import loader
 
@@ -66,7 +72,6 @@ class _Session:
         self._order, self._folder, self._known = order, folder, known
         self._waiting = [*enumerate(order["candidates"])]
         self._running: dict[int, tuple[int, int, bytes]] = {}  # pipe -> pid, number, what it said
-        self._turn = os.open(folder / "turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
 
     def run(self) -> None:
         """Judge them all."""
@@ -83,7 +88,6 @@ class _Session:
             for pid, _, _ in self._running.values():
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            os.close(self._turn)
 
     def _start(self, number: int, source: list) -> None:
         reading, writing = os.pipe()
@@ -139,7 +143,8 @@ class _Session:
                 words = role, str(place), self._known, options.device
                 jails.append(Jail(functools.partial(_life, *words), prison, limits))
             compiled = jails[2] if options.compiled else None
-            referee = Referee(jails[0], jails[1], compiled, options, self._turn)
+            turn = Turn(_turn(self._folder))
+            referee = Referee(jails[0], jails[1], compiled, options, turn)
             data = referee.judge(list(candidate), list(reference), text)
             if options.sanitizer and data["verdict"] == "accepted":
                 place = folder / "sanitized"
@@ -167,6 +172,8 @@ class _Session:
             own = str(Path(source.path).resolve().parent) if source.path else ""
             readable += [own, *sys.path, *self._order["private"]]
         gpu = tuple(glob.glob("/dev/nvidia*")) if device == "cuda" else ()
+        if gpu:  # where its driver's libraries may be
+            readable += os.environ.get("LD_LIBRARY_PATH", "").split(":")
         return Prison(
             str(folder),
             tuple(filter(None, readable)),
@@ -175,7 +182,20 @@ class _Session:
             unix_sockets=bool(gpu),  # CUDA's driver may want both
             files_in_memory=bool(gpu) or role == "reference",
             bounded_data=not gpu,
+            drivers=bool(gpu),
         )
+
+
+def _turn(folder: Path) -> str:
+    """Where those wait who are to have the GPU, or the clock: a file for all who share a cache."""
+    import loader
+
+    place = Path(loader._session.caches[-1]) / "judge.turn"
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return str(place)
+    return str(folder / "turn")
 
 
 def _interpreter() -> list[str]:

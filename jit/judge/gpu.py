@@ -3,8 +3,10 @@
 Made before the candidate's code is loaded, so what it calls of torch is what torch had then.
 """
 
+import ctypes
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,38 +14,89 @@ from torch import Tensor
 _PAD = 4096  # bytes of a pattern before and behind each argument
 _PATTERN = 0xA5
 _FLUSH = 1 << 28  # bytes written between calls that are timed: several times any L2 cache
-_POISON = range(9, 27)  # powers of two: sizes of the blocks that are left full of NaN
+_ROOM = 1 << 28  # bytes that torch's allocator has to give out, besides what results may need
+_BEHIND = 10_000_000  # cycles that arguments take to come, some milliseconds
+_LATE = 64  # elements of an argument that come last of all
+
+
+class Taken(NamedTuple):
+    """What a number of calls took, by CUDA's events: milliseconds of each."""
+
+    results: list[list[Tensor]]
+    claimed: list[float]  # until the current stream was done
+    idle: list[float]  # until all streams were
 
 
 class Gpu:
-    """The current CUDA device."""
+    """The current CUDA device; `strict` for a candidate."""
 
-    def __init__(self) -> None:
-        self._event, self._wait = torch.cuda.Event, torch.cuda.synchronize
+    def __init__(self, strict: bool) -> None:
+        self._event, self._wait, self._sleep = (
+            torch.cuda.Event,
+            torch.cuda.synchronize,
+            torch.cuda._sleep,
+        )
+        self._snapshot, self._free = torch.cuda.memory_snapshot, torch.cuda.mem_get_info
+        self._strict = strict
         self._buffers: list[Tensor] = []
+        self._fresh: list[Tensor] = []
         self._key: Any = None
         self._flush: Tensor | None = None
+        self._driver: Any = None
 
-    def take(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return arguments on the GPU: of the same shapes as before, at the same addresses."""
+    def wake(self) -> None:
+        """Have this process's context made."""
+        torch.zeros(1, device="cuda")
+        self._driver = ctypes.CDLL("libcuda.so.1") if torch.version.cuda else None
+        self._wait()
+
+    def take(self, tensors: Sequence[Tensor], results: int) -> list[Tensor]:
+        """Return arguments on the GPU: of the same shapes as before, at the same addresses.
+
+        They come there only after a while, in the order of the current stream: whoever does not
+        wait for it finds a pattern. `results`: about how many bytes are to come back.
+        """
         sizes = [_reach(x) * x.element_size() for x in tensors]
         key = [(x.dtype, x.shape, x.stride()) for x in tensors]
         if key != self._key:
             self._key, whole = key, [size + 2 * _PAD for size in sizes]
             self._buffers = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in whole]
-        found = []
-        for x, buffer, size in zip(tensors, self._buffers, sizes, strict=True):
+            self._fresh = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in sizes]
+        places = []
+        for x, buffer, fresh, size in zip(tensors, self._buffers, self._fresh, sizes, strict=True):
             buffer.fill_(_PATTERN)
-            memory = buffer[_PAD : _PAD + size].view(x.dtype)
             if size:
-                memory.copy_(x.as_strided((_reach(x),), (1,)))
-            found.append(memory.as_strided(x.shape, x.stride(), memory.storage_offset()))
-        return found
+                fresh.view(x.dtype).copy_(x.as_strided((_reach(x),), (1,)))
+            places.append(buffer[_PAD : _PAD + size])
+        if self._strict:
+            self._poison(results + 4 * sum(sizes))
+            self._sleep(_BEHIND)
+        for place, fresh in zip(places, self._fresh, strict=True):
+            place.copy_(fresh)
+        memory = [place.view(x.dtype) for place, x in zip(places, tensors, strict=True)]
+        return [
+            m.as_strided(x.shape, x.stride(), m.storage_offset())
+            for m, x in zip(memory, tensors, strict=True)
+        ]
 
-    def poison(self) -> None:
-        """Leave NaN in the memory that torch's allocator will give out next."""
-        for power in _POISON:
-            torch.full((2, 1 << power), 0xFF, dtype=torch.uint8, device="cuda")
+    def _poison(self, wanted: int) -> None:
+        """Leave NaN in all memory that torch's allocator has to give out, and have it have some."""
+        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+            return
+        most = min(wanted + _ROOM, self._free()[0] // 4)
+        rooms = [
+            torch.empty(n, dtype=torch.uint8, device="cuda")
+            for n in (*[1 << 20] * 4, *[9 << 20] * 4, most)
+        ]
+        del rooms
+        self._wait()
+        for segment in self._snapshot():
+            if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):  # of a graph
+                continue
+            for block in segment["blocks"]:
+                if block["state"] == "inactive":
+                    place = ctypes.c_uint64(block["address"])
+                    self._driver.cuMemsetD8_v2(place, 0xFF, ctypes.c_size_t(block["size"]))
         self._wait()
 
     def outside(self) -> str:
@@ -56,28 +109,57 @@ class Gpu:
 
     def in_order(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
         """Copy results as the current stream has them; True if other streams changed them later."""
-        early = [x.detach().to("cpu", copy=True) for x in tensors]
+        early = [x.detach().clone() for x in tensors]
         self._wait()
-        late = [x.detach().to("cpu", copy=True) for x in tensors]
-        pairs = zip(early, late, strict=True)
-        changed = not all(torch.equal(_bits(a), _bits(b)) for a, b in pairs)
-        return early, changed
+        changed = not all(
+            torch.equal(_bits(a), _bits(b.detach())) for a, b in zip(early, tensors, strict=True)
+        )
+        return [x.cpu() for x in early], changed
 
-    def timed(self, calls: Sequence[Callable[[], list[Tensor]]]) -> tuple[list[list[Tensor]], list]:
-        """Call each once with a cold L2 cache; the results, and milliseconds by CUDA's events."""
+    def timed(self, calls: Sequence[tuple[Callable[[], list[Tensor]], list[Tensor]]]) -> Taken:
+        """Call each once with a cold L2 cache; beside each its arguments.
+
+        The last elements of these come behind what empties the cache, so that nobody begins early.
+        """
         if self._flush is None:
             self._flush = torch.empty(_FLUSH, dtype=torch.uint8, device="cuda")
         results, events = [], []
+        parts = [[_late(x) for x in given if x.numel()] for _, given in calls]
         self._wait()
-        for call in calls:
+        for (call, _), late in zip(calls, parts, strict=True):
+            begun, ended, idle = [self._event(enable_timing=True) for _ in range(3)]
             self._flush.zero_()
-            pair = self._event(enable_timing=True), self._event(enable_timing=True)
-            pair[0].record()
+            for place, numbers in late:
+                place.copy_(numbers)
+            begun.record()
             results.append(call())
-            pair[1].record()
-            events.append(pair)
+            ended.record()
+            self._wait()
+            idle.record()
+            events.append((begun, ended, idle))
         self._wait()
-        return results, [begun.elapsed_time(ended) for begun, ended in events]
+        claimed = [begun.elapsed_time(ended) for begun, ended, _ in events]
+        return Taken(results, claimed, [begun.elapsed_time(idle) for begun, _, idle in events])
+
+    def copying(self, size: int) -> float:
+        """Return the milliseconds in which so many bytes are copied, with a cold L2 cache."""
+        x = torch.empty(size, dtype=torch.uint8, device="cuda").zero_()
+        y = torch.empty_like(x)
+
+        def copy() -> list[Tensor]:
+            return [y.copy_(x)]
+
+        return min(self.timed([(copy, [])] * 5).claimed)
+
+
+def _late(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Take a few elements of an argument away; where they belong, and what they were."""
+    flat = x.as_strided((_reach(x),), (1,), x.storage_offset())
+    first = int.from_bytes(os.urandom(4), "little") % max(1, flat.numel() - _LATE)
+    place = flat[first : first + _LATE]
+    numbers = place.clone()
+    place.fill_(torch.nan if x.is_floating_point() or x.is_complex() else 0)
+    return place, numbers
 
 
 def _reach(x: Tensor) -> int:

@@ -50,7 +50,7 @@ def judge(
     seconds: float = 60.0,
     memory: int | str = "8GiB",
     readable: Sequence[str | os.PathLike[str]] = (),
-    sanitizer: str | os.PathLike[str] | None = None,
+    sanitizer: str | os.PathLike[str] | bool | None = None,
 ) -> Any:
     """Judge a candidate, or many, against a reference, in processes that can do no harm.
 
@@ -71,7 +71,8 @@ def judge(
         seconds: the longest that one answer (a build, a call) may take.
         memory: the most that one candidate may use, as bytes or a text such as "8GiB".
         sanitizer: the program `compute-sanitizer`, under which an accepted candidate is called once
-            more; by default the one that is on PATH or beside nvcc, where it runs on a GPU.
+            more; by default the one that is on PATH or beside nvcc, where it runs on a GPU; False
+            for none.
         readable: files and folders that candidates may read, besides Python's and the system's.
 
     Returns: a Verdict for one candidate, Verdicts for several; they print as tables, `json()` gives
@@ -129,8 +130,10 @@ def _checked(jobs: int, seconds: float, precision: str) -> int:
     return jobs
 
 
-def _sanitizer(program: str | os.PathLike[str] | None, device: str) -> str:
-    if program is not None:
+def _sanitizer(program: str | os.PathLike[str] | bool | None, device: str) -> str:
+    if program is False:
+        return ""
+    if isinstance(program, str | os.PathLike):
         if not os.access(program, os.X_OK):
             raise FileNotFoundError(f"judge: no such program: {os.fspath(program)}")
         return os.path.realpath(program)
@@ -244,7 +247,7 @@ class _Court:
             before = variables.get("LD_PRELOAD", "")
             variables["LD_PRELOAD"] = f"/proc/self/fd/{guard} {before}".strip()
         self.process = child.start(
-            child.command("judge.court.serve"),
+            child.command("judge.court.serve", torch.cuda.is_available()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=variables,

@@ -4,7 +4,7 @@ This process runs neither's code. Seeds are made once the candidate has been loa
 arguments when it is called with them, and of the reference's results nothing.
 """
 
-import fcntl
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from . import cases, clock, compare, exhibits, watched
-from .asked import MOST, Asked, Misused, Options
+from .asked import MOST, Asked, Misused, Options, Turn
 from .cases import Case
 from .jail import Ended, Jail
-from .verdict import INFORMATIVE, Ledger, Refused
+from .verdict import Ledger, Refused
 
+_WAKING = 60.0  # seconds that a GPU may take to be there
 _CLASSES = {"candidate": ["ModelNew"], "reference": ["Model"]}
 
 
@@ -43,11 +44,12 @@ class Referee:
         reference: Jail,
         compiled: Jail | None,
         options: Options,
-        turn: int,
+        turn: Turn,
     ):
-        self._turn = turn  # a file that is locked by whoever measures
-        self.candidate = Asked(candidate, "candidate")
-        self.reference = Asked(reference, "reference")
+        self._turn = turn
+        on_gpu = turn if options.device == "cuda" else None
+        self.candidate = Asked(candidate, "candidate", on_gpu)
+        self.reference = Asked(reference, "reference", on_gpu)
         self.compiled = Asked(compiled, "reference") if compiled else None
         self._options = options
         self._ledger = Ledger(options.general)
@@ -62,12 +64,15 @@ class Referee:
         begun = time.perf_counter()
         self._source = candidate, text
         try:
+            self._wake()
             self._load(candidate, reference, text)
-            if self._options.device == "cuda":
-                fcntl.flock(self._turn, fcntl.LOCK_EX)
             self._values()
+            if self._options.general:
+                self._others()
             if self._options.timed:
                 self._times()
+            if not self._options.general:
+                self._others()
         except Refused as refused:
             self._ledger.failed(refused.check, str(refused))
             self.data |= refused.data
@@ -81,7 +86,11 @@ class Referee:
         begun = time.perf_counter()
         again = watched.Again(*self._source, self._init, self._init_tensors)
         try:
-            found = watched.findings(jail, again, self.drawn("as given"))
+            turn = self._turn if self._options.device == "cuda" else None
+            found = watched.findings(jail, again, self.drawn("as given"), turn)
+        except watched.Absent as absent:
+            self._ledger.skipped("sanitizer", f"it does not work here: {absent}")
+            found = ""
         except Refused as refused:
             found = f"{refused.check}: {refused}"
         except Ended as ended:
@@ -111,6 +120,14 @@ class Referee:
             "output": {"bytes": jail.printed, "text": jail.output()[:4000]},
             **self.data,
         }
+
+    def _wake(self) -> None:
+        """Have all be ready, on a GPU with a context of its own each; that is made meanwhile."""
+        asked = [each for each in (self.reference, self.compiled, self.candidate) if each]
+        for each in asked:
+            each.jail.send({"do": "wake"})
+        for each in asked:
+            each.check(each.jail.answer(max(_WAKING, each.jail.limits.seconds)), "wake")
 
     def _load(self, candidate: list, reference: list, text: str | None) -> None:
         order = {"do": "load", "source": reference, "text": None, "classes": _CLASSES["reference"]}
@@ -175,10 +192,6 @@ class Referee:
         if not self._options.given:
             yield "values", self.drawn("as given, drawn a third time", 2)
         yield "determinism", first
-        for case in cases.other_shapes(first):
-            yield "other_shapes", case
-        for case in cases.other_dtypes(first):
-            yield "other_dtypes", case
 
     def _values(self) -> None:
         results: list[list[Tensor]] = []
@@ -189,17 +202,9 @@ class Referee:
             expected = self._expected(case, required)
             if expected is None:
                 continue
-            try:
-                got = self._called(case, expected, check)
-                if check not in INFORMATIVE or check == "determinism":
-                    results.append(got)
-            except Refused as refused:
-                if check not in ("other_shapes", "other_dtypes"):
-                    raise
-                self._ledger.failed(check, f"{case.name}: {str(refused).splitlines()[-1]}")
-                continue
+            results.append(self._called(case, expected, check))
             lasting = lasting and not expected.aliases
-            if check == "determinism" and not compare.same_bits(results[0], got):
+            if check == "determinism" and not compare.same_bits(results[0], results[-1]):
                 self._ledger.failed(check, "the same arguments gave other bits the second time")
             self._ledger.passed(check)
         self._case = ""
@@ -209,6 +214,29 @@ class Referee:
             self._ledger.passed("streams")
         ran = "runs", "results", "written", "bounds", "inputs_unchanged", "aliasing", "tampering"
         self._ledger.passed(*ran)
+        self.candidate.jail.used()  # while it is there for sure
+
+    def _others(self) -> None:
+        """Try other shapes and dtypes, of which a candidate need not know, and may crash."""
+        given = self.drawn("as given")
+        others = [("other_shapes", case) for case in cases.other_shapes(given)]
+        others += [("other_dtypes", case) for case in cases.other_dtypes(given)]
+        for check, case in others:
+            self._case = case.name
+            expected = self._expected(case, False)
+            if expected is None:
+                continue
+            try:
+                self._called(case, expected, check)
+                self._ledger.passed(check)
+            except Refused as refused:
+                self._ledger.failed(check, f"{case.name}: {str(refused).splitlines()[-1]}")
+            except Ended as ended:
+                if not self.reference.jail.alive:
+                    raise
+                self._ledger.failed(check, f"{case.name}: {ended}")
+                break
+        self._case = ""
 
     def _still_there(self, results: list[list[Tensor]]) -> None:
         """Look at the first result again, after later calls with other arguments in their place."""
@@ -249,7 +277,8 @@ class Referee:
         keep = check in ("values", "caching")
         words = {"guarded": True, "keep": keep, "seed": 1}
         answer, got = self.candidate.results("call", expected.plain, **words)
-        self._alike(answer, got, expected)
+        if other := compare.unlike(answer, got, expected.tree, expected.plain):
+            raise Refused("results", other)
         if wrong := {*answer["devices"]} - {self._options.device}:
             raise Refused("results", f"a result is on {wrong.pop()}, not {self._options.device}")
         if answer["late"]:
@@ -269,22 +298,6 @@ class Referee:
             whose = f"argument {other}" if what == "input" else f"the result of call {other + 1}"
             raise Refused("aliasing", f"result {number} lies in the memory of {whose}")
         return got
-
-    def _alike(self, answer: dict, got: list[Tensor], expected: Expected) -> None:
-        """Number, kinds, shapes and dtypes."""
-        tree = answer["results"]["tree"]
-        if _loose(tree) != _loose(expected.tree) or len(got) != len(expected.plain):
-            due = _shape_of(expected.tree)
-            raise Refused("results", f"it returns {_shape_of(tree)}, the reference {due}")
-        kinds = {*answer["types"]} - {"Tensor", "Parameter"}
-        if kinds:
-            raise Refused("results", f"a result is a {kinds.pop()}, where a plain tensor is due")
-        for i, (x, y) in enumerate(zip(got, expected.plain, strict=True)):
-            for what, a, b in (("shape", tuple(x.shape), tuple(y.shape)), ("", x.dtype, y.dtype)):
-                if a != b:
-                    raise Refused(
-                        "results", f"result {i} has {what or 'dtype'} {a}, the reference's {b}"
-                    )
 
     def _right(self, case: Case, got: list[Tensor], expected: Expected, check: str) -> None:
         """Each element within rounding."""
@@ -314,33 +327,15 @@ class Referee:
     def _times(self) -> None:
         self._guarded = False
         self._case = "the calls that are timed"
-        fcntl.flock(self._turn, fcntl.LOCK_EX)
-        self.data["time"] = clock.race(
-            clock.Contest(
-                self.candidate,
-                self.reference,
-                self.compiled,
-                self.drawn,
-                self._options,
-            )
+        if self.compiled:  # which compiles, and lets others have the GPU meanwhile
+            self.compiled.give(self.drawn("timed", 2))
+            self.compiled.ask("call", guarded=False, keep=False, seed=1)
+            self.compiled.turn = self.reference.turn
+        contest = clock.Contest(
+            self.candidate, self.reference, self.compiled, self.drawn, self._options
         )
+        # On a GPU events time each call, and batches take turns; a CPU's cores are to be idle.
+        alone = self._turn if self._options.device == "cpu" else contextlib.nullcontext()
+        with alone:
+            self.data["time"] = clock.race(contest)
         self._ledger.passed("timed_values")
-
-
-def _loose(tree: Any) -> Any:
-    """Return a result's description with lists and tuples alike."""
-    if len(tree) != 1:
-        return None
-    ((kind, value),) = tree.items()
-    if kind in ("list", "tuple"):
-        return [_loose(each) if isinstance(each, dict) else None for each in value]
-    return kind, value
-
-
-def _shape_of(tree: Any) -> str:
-    if not isinstance(tree, dict):
-        return "nothing"
-    ((kind, value),) = list(tree.items())[:1] or [("plain", None)]
-    if kind in ("list", "tuple"):
-        return f"a {kind} of {len(value)}"
-    return "a tensor" if kind == "tensor" else f"{value!r}"[:80]

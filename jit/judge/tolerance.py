@@ -134,7 +134,7 @@ class _Rounding(TorchDispatchMode):
     def __init__(self, factor: float, accumulator: float, way: int, seed: int):
         super().__init__()
         self._factor, self._accumulator, self._way = factor, accumulator, way
-        self._generator = torch.Generator().manual_seed(seed)
+        self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -167,6 +167,8 @@ class _Rounding(TorchDispatchMode):
                 return x
             n = terms if terms else max(1.0, _most(args) / x.numel())
             by = _UNITS * self._factor + _PER_TERM * self._accumulator * n**0.5 * (n > 1)
+            if x.is_cuda and self._factor == unit(torch.float32):
+                by += _products(name)
             size = scale if isinstance(scale, Tensor) and scale.shape == x.shape else x.abs()
             if name in _NEAR_ONE:
                 size = size + _largest(args, x) + 1
@@ -178,9 +180,11 @@ class _Rounding(TorchDispatchMode):
     def _noise(self, x: Tensor) -> Tensor | float:
         if self._way or not self._factor:
             return float(self._way)
-        drawn = torch.rand(x.shape, generator=self._generator, dtype=torch.float64)
-        drawn -= 0.5
-        return (drawn + 0.5 * drawn.sign()).to(x.device)  # from 0.5 to 1, up or down
+        if x.device not in self._generators:
+            self._generators[x.device] = torch.Generator(x.device).manual_seed(self._seed)
+        drawn = self._generators[x.device]
+        found = torch.rand(x.shape, generator=drawn, dtype=torch.float64, device=x.device) - 0.5
+        return found + 0.5 * found.sign()  # from 0.5 to 1, up or down
 
 
 _EXACT = {
@@ -190,6 +194,18 @@ _EXACT = {
     *("embedding", "full", "zeros", "ones", "empty", "fill", "zero", "detach", "arange", "eye"),
     *("tril", "triu", "clamp", "clamp_min", "clamp_max", "hardtanh", "scalar_tensor", "repeat"),
 }
+
+
+def _products(name: str) -> float:
+    """Say in which format PyTorch itself may take products of float32 on this machine's GPU."""
+    flags = None
+    if name == "convolution":
+        flags = torch.backends.cudnn
+    elif (name in _LINEAR and "mm" in name) or name in ("linear", "matmul", "mv", "addmv"):
+        flags = torch.backends.cuda.matmul
+    with contextlib.suppress(RuntimeError):  # set by both of torch's ways to do so
+        return PRECISIONS["tf32"] if flags and flags.allow_tf32 else 0.0
+    return PRECISIONS["tf32"]
 
 
 def _largest(args: Sequence[Any], like: Tensor) -> Tensor | float:

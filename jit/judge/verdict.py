@@ -58,6 +58,10 @@ class Ledger:
         for check in checks:
             self._checks.setdefault(check, ("passed", ""))
 
+    def skipped(self, check: str, text: str) -> None:
+        """Enter why a check was not made."""
+        self._checks.setdefault(check, ("skipped", text))
+
     def summary(self) -> dict:
         """Return it as plain data."""
         checks = []

@@ -7,13 +7,19 @@ from torch import Tensor
 
 from ..machine import child
 from . import cases, exhibits
-from .asked import Asked
+from .asked import Asked, Misused, Turn
 from .cases import Case
-from .jail import Jail
+from .jail import Ended, Jail
+from .verdict import Refused
 
 _FOUND = 86  # the exit status of compute-sanitizer for findings, unlike Python's own
 _MARK = "========="  # begins its lines
 _MOST = 20  # of them
+_TEXT = 2000  # characters of what it says where it does not work
+
+
+class Absent(Exception):
+    """The tool does not get as far as to the candidate."""
 
 
 class Again(NamedTuple):
@@ -34,9 +40,17 @@ def become(tool: str, folder: str, device: str, channel: Any) -> None:
     os.execv(tool, [tool, *words])
 
 
-def findings(jail: Jail, again: Again, case: Case) -> str:
-    """Call the candidate once; what the tool found, "" for nothing. Raises: Ended, Refused."""
-    asked = Asked(jail, "candidate")
+def findings(jail: Jail, again: Again, case: Case, turn: Turn | None) -> str:
+    """Call the candidate once; what the tool found, "" for nothing.
+
+    Raises: Ended, Refused, Absent.
+    """
+    asked = Asked(jail, "candidate", turn)
+    try:
+        asked.ask("wake")
+    except (Ended, Misused, Refused) as error:
+        said = [line for line in jail.output().splitlines() if line.startswith(_MARK)]
+        raise Absent("; ".join([str(error), *said[:_MOST]])[:_TEXT]) from None
     asked.ask("load", source=again.source, text=again.text, classes=["ModelNew"])
     layout, file = exhibits.pack(again.tensors)
     try:

@@ -24,7 +24,7 @@ from ..live.guard import Guard
 from . import exhibits, seccomp, tamper, tolerance
 from .exhibits import Layout, Mapped
 from .forms import Form, Source, Unusable
-from .gpu import Gpu
+from .gpu import Gpu, Taken
 
 _TEXT = 8000  # characters of an error
 _LONGEST = 1 << 16  # of one as plain data
@@ -34,7 +34,7 @@ class Witness:
     """One role, `candidate` or `reference`, in its process."""
 
     def __init__(self, role: str, folder: str, known: dict, device: str):
-        self._gpu = Gpu() if device == "cuda" else None
+        self._gpu = Gpu(role == "candidate") if device == "cuda" else None
         self._role, self._folder = role, Path(folder)
         self._known = known  # what could be tampered with, as it was before
         self._form: Form | None = None
@@ -45,6 +45,15 @@ class Witness:
         self._guard = Guard(role == "candidate")
         self._types: list[str] = []
         self.files: list[int] = []  # to go with the answer
+
+    def wake(self, files: list[int]) -> dict:
+        """Have a GPU be there before anybody else's code is."""
+        if self._gpu:
+            try:
+                self._gpu.wake()
+            except RuntimeError as error:
+                raise Unusable(f"no GPU for the process that is to use it: {error}") from None
+        return {}
 
     def load(self, source: list, text: str | None, classes: list[str]) -> dict:
         """Load the file, the text of which may be given."""
@@ -92,7 +101,7 @@ class Witness:
     def call(self, guarded: bool, keep: bool, seed: int, files: list[int]) -> dict:
         """Call the function with what lies in memory now; its results."""
         assert self._form and self._form.function is not None and self._mapped
-        arguments = self._arguments()
+        arguments = self._arguments(os.fstat(files[0]).st_size if files else 0)
         torch.manual_seed(seed)
         self._guard = Guard(guarded and self._role == "candidate" and not self._gpu)
         with torch.no_grad(), self._guard:
@@ -117,12 +126,11 @@ class Witness:
             self._kept.append(tensors)
         return {"results": self._packed(None, tree, given, files)} | info
 
-    def _arguments(self) -> Any:
-        """What lies in memory now, on the device."""
+    def _arguments(self, results: int = 0) -> Any:
+        """What lies in memory now, on the device; `results`: bytes that may come of it."""
         assert self._mapped
         if self._gpu:
-            self._inputs = self._gpu.take(self._mapped.tensors)
-            self._gpu.poison()
+            self._inputs = self._gpu.take(self._mapped.tensors, results)
         return exhibits.unflatten(self._tree, self._inputs)
 
     def again(self, number: int, files: list[int]) -> dict:
@@ -164,15 +172,18 @@ class Witness:
                 given = first.tensors[wide * i : wide * (i + 1)]
                 if self._gpu:
                     given = [x.cuda() for x in given]
-                calls.append(functools.partial(self._one, given, empty))
-            claimed: list[float] = []
-            if self._gpu:
-                results, claimed = self._gpu.timed(calls)
-            for i, call in enumerate(calls):
-                tensors = results[i] if self._gpu else call()
+                calls.append((functools.partial(self._one, given, empty), given))
+            taken = self._gpu.timed(calls) if self._gpu else Taken([], [], [])
+            for i, (call, _) in enumerate(calls):
+                tensors = taken.results[i] if self._gpu else call()
                 for place, x in zip(last.tensors[narrow * i :], tensors, strict=False):
                     place.copy_(x)
-        return {"claimed_ms": claimed}
+        return {"claimed_ms": taken.claimed, "idle_ms": taken.idle}
+
+    def copying(self, size: int, files: list[int]) -> dict:
+        """How long a copy of so many bytes takes on the GPU."""
+        assert self._gpu
+        return {"ms": self._gpu.copying(size)}
 
     def _one(self, given: list[Tensor], empty: bool) -> list[Tensor]:
         assert self._form and self._form.function is not None
