@@ -123,7 +123,8 @@ def judged(found: list[dict], options: argparse.Namespace) -> list[dict]:
 def main(arguments: list[str]) -> None:
     """Build, or judge, print and keep."""
     parser = argparse.ArgumentParser(prog="python -m loader bench leaderboard", description=__doc__)
-    parser.add_argument("assets", type=Path)
+    named = os.environ.get("LEADERBOARD", "")
+    parser.add_argument("assets", type=Path, nargs="?", default=Path(named), help="or LEADERBOARD")
     parser.add_argument("--files", type=int, default=50)
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--jobs", type=int, default=8)
@@ -133,6 +134,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--build", action="store_true")
     parser.add_argument("--results", type=Path)
     options = parser.parse_args(arguments)
+    if not (options.assets / "data.json").is_file():
+        parser.error(f"{options.assets} has no data.json; name the leaderboard's docs/assets")
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "9.0")
     found = drawn(options.assets.resolve(), options.files, options.seed)
     if options.build:
