@@ -64,6 +64,7 @@ _ELSEWHERE = {
     "Library": "jit.operators.library",
     "accelerate_extensions": "jit.extension.torchs",
     "judge": "jit.judge.judge",
+    "distributed": "distributed",
     "load": "jit.extension.load",
     "load_inline": "jit.extension.load",
     "nn": "nn",

@@ -55,6 +55,7 @@ _KNOWN = (
     Benchmark("judge", "judge", (), (), False),
     Benchmark("leaderboard", "leaderboard", (), ("GPU", "LEADERBOARD"), False),
     Benchmark("portable", "portable", ("--level", "3"), (), False),
+    Benchmark("sharded", "sharded", (), ("2 GPUs",)),
     Benchmark("install", "install", (), (), False),
     Benchmark("viewer_frames", "viewer_frames", (), ("PySide6",), False),
     *(Benchmark("sweep", f"sweep_{name}", (name,)) for name in sweep.OPERATORS),
@@ -71,6 +72,9 @@ def why_not(benchmark: Benchmark, options: argparse.Namespace) -> str:
         elif need == "LEADERBOARD":
             if not os.environ.get(need):
                 return "needs a leaderboard's files, in a folder named in LEADERBOARD"
+        elif need == "2 GPUs":
+            if torch.cuda.device_count() < 2:
+                return "needs two GPUs"
         elif need == "COLLECTIONS":
             if not os.environ.get(need):
                 return "needs folders of other people's extensions, named in COLLECTIONS"

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -112,13 +112,24 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def one_by_one(cases: dict[str, Callable]) -> Iterable[tuple[str, list[dict]]]:
+    """Yield the rows of each case."""
+    for case, measured in cases.items():
+        yield case, [*measured()]
+
+
 def each(
-    name: str, operator: str, options: argparse.Namespace, cases: dict[str, Callable]
+    name: str,
+    operator: str,
+    options: argparse.Namespace,
+    cases: dict[str, Callable],
+    run: Callable[[dict], Iterable[tuple[str, list[dict]]]] = one_by_one,
 ) -> list[dict]:
     """Return the rows of all cases, each kept as soon as it is measured.
 
     A run that was ended is gone on with, where device, versions, sources and options are the same:
-    what it has measured is not measured again. Each of `cases` is a function that gives rows.
+    what it has measured is not measured again. Each of `cases` is a function that gives rows;
+    `run` calls them, in its own order, and may leave some out.
     """
     file, same = _part(name, options), _same(operator, options)
     try:
@@ -128,19 +139,19 @@ def each(
     done = kept["cases"] if kept.get("of") == same else {}
     if found := [case for case in cases if case in done]:
         print(f"{len(found)} of {len(cases)} cases are kept from a run before", flush=True)
-    begun, left = time.perf_counter(), [case for case in cases if case not in done]
-    for k, case in enumerate(left):
-        taken = time.perf_counter() - begun
-        rest = f", about {duration(taken / k * (len(left) - k))} left" if k else ""
-        print(f"-- {len(found) + k + 1} of {len(cases)}: {case}{rest}", flush=True)
-        try:
-            done[case] = [*cases[case]()]
-        except KeyboardInterrupt:
-            kept = len(found) + k
-            print(f"\nended: {kept} of {len(cases)} cases are kept; the same command goes on there")
-            raise
-        _write(file, {"of": same, "cases": done})
-    return [row for case in cases for row in done[case]]
+    begun = time.perf_counter()
+    left = {case: cases[case] for case in cases if case not in done}
+    try:
+        for k, (case, rows) in enumerate(run(left), 1):
+            done[case] = rows
+            _write(file, {"of": same, "cases": done})
+            rest = duration((time.perf_counter() - begun) / k * (len(left) - k))
+            print(f"-- {len(found) + k} of {len(cases)}: {case}, about {rest} left", flush=True)
+    except KeyboardInterrupt:
+        kept = sum(case in done for case in cases)
+        print(f"\nended: {kept} of {len(cases)} cases are kept; the same command goes on there")
+        raise
+    return [row for case in cases if case in done for row in done[case]]
 
 
 def duration(seconds: float) -> str:

@@ -41,7 +41,9 @@ class Api(SphinxDirective):
 def entry(file: str, name: str, members: list[str], prefix: str = "") -> str:
     """Return the Markdown of an object and its members."""
     tree = ast.parse((ROOT / file).read_text())
-    prefix = "loader.nn" if file == "nn.py" else "loader"
+    prefix = {"nn.py": "loader.nn", "distributed.py": "loader.distributed"}.get(file, "loader")
+    if file.endswith("_sharded.py"):
+        prefix = "loader.distributed"
     node = _named(tree, name, file)
     parts = [_directive(node, f"{prefix}.{name}", [])]
     for member in members:

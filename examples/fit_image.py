@@ -6,6 +6,7 @@ layers of 64. Each step takes random pixels, and Adam descends through the netwo
 to the hash tables. How near the function is to the photograph (PSNR) is measured on all pixels.
 
     python examples/fit_image.py [--device cuda] [--steps 600] [--out fit.png]
+    torchrun --nproc-per-node 2 examples/fit_image.py [--parallel fsdp] [--checkpoint FOLDER]
 """
 
 import sys
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import common
+import together
 import torch
 from torch import nn
 
@@ -53,40 +55,68 @@ def pixel_centres(H: int, W: int, device: str) -> torch.Tensor:
     return torch.stack(torch.meshgrid(down, across, indexing="ij")[::-1], -1).view(-1, 2)
 
 
-def fit(photo: torch.Tensor, steps: int, early: float):
-    """Learn `photo` (H, W, 3); the curve (seconds, PSNR), an early picture and its place, the last.
+def learner(photo: torch.Tensor, steps: int, processes: together.Together, batch: int = BATCH):
+    """The field, what a checkpoint of it holds, and a function that takes the next step.
 
-    The early one is the first after `early` seconds. The clock stands still while PSNR is measured.
+    That returns the loss of this process's part of the batch.
     """
     H, W, _ = photo.shape
     points, colours = pixel_centres(H, W, photo.device), photo.view(-1, 3)
     torch.manual_seed(0)
-    field = Field().to(photo.device)
+    plain = Field().to(photo.device)
+    field, mine = processes.wrapped(plain), processes.part(batch)
     groups = [
         # Rows of the table are met rarely: no floor.
-        {"params": field.encoding.parameters(), "lr": 2e-2, "eps": 1e-15},
-        {"params": field.network.parameters(), "lr": 5e-3},
+        {"params": plain.encoding.parameters(), "lr": 2e-2, "eps": 1e-15},
+        {"params": plain.network.parameters(), "lr": 5e-3},
     ]
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=1e-4)
+    draw = torch.Generator(photo.device)
+
+    def step():
+        draw.manual_seed(decay.last_epoch)  # all processes draw, and go on, alike
+        pick = torch.randint(len(points), (batch,), device=photo.device, generator=draw)[mine]
+        loss = (field(points[pick]) - colours[pick]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        decay.step()
+        return loss
+
+    return field, {"learned": together.Learned(field, optimizer), "decay": decay}, step
+
+
+def fit(
+    photo: torch.Tensor, steps: int, early: float, processes: together.Together, folder: Path | None
+):
+    """Learn `photo` (H, W, 3); the curve (seconds, PSNR), an early picture and its place, the last.
+
+    The early one is the first after `early` seconds. The clock stands still while PSNR is measured.
+    `folder`: of a checkpoint to begin from, where there is one, and to leave.
+    """
+    H, W, _ = photo.shape
+    points, colours = pixel_centres(H, W, photo.device), photo.view(-1, 3)
+    field, state, take = learner(photo, steps, processes)
+    if folder:
+        processes.load(folder, **state)
     curve, first, seconds = [], None, 0.0
-    for step in range(steps + 1):
+    for step in range(state["decay"].last_epoch, steps + 1):
         if step % max(steps // 25, 1) == 0 or step == steps:
             with torch.no_grad():
                 picture = field(points).clamp(0, 1)
             curve.append((seconds, -10 * (picture - colours).square().mean().log10().item()))
             if first is None and seconds >= early:
                 first = len(curve) - 1, picture
+        if step == steps:
+            break
         start = time.perf_counter()
-        pick = torch.randint(len(points), (BATCH,), device=photo.device)
-        loss = (field(points[pick]) - colours[pick]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        decay.step()
+        take()
         if photo.is_cuda:
             torch.cuda.synchronize()
         seconds += time.perf_counter() - start
+    if folder:
+        processes.save(folder, steps, **state)
     return curve, first or (len(curve) - 1, picture), picture.view(H, W, 3)
 
 
@@ -111,12 +141,18 @@ def draw(photo, curve, first, last, file: Path) -> None:
 
 def main() -> None:
     """Fit, report, draw; fails where the photograph was not learned."""
-    options = common.options(__doc__, "fit_image", steps={"type": int, "default": 600})
+    steps = {"type": int, "default": 600}
+    options = common.options(__doc__, "fit_image", steps=steps, **together.OPTIONS)
     others = common.Others()
-    photo = torch.from_numpy(data.astronaut()).to(options.device).float() / 255
-    curve, first, last = fit(photo, options.steps, 0.05 if options.device == "cuda" else 1.0)
+    processes = together.Together.started(options.device, options.parallel)
+    photo = torch.from_numpy(data.astronaut()).to(processes.device).float() / 255
+    early = 0.05 if options.device == "cuda" else 1.0
+    curve, first, last = fit(photo, options.steps, early, processes, options.checkpoint)
+    processes.close()
+    if processes.rank > 0:
+        return
     seconds, psnr = curve[-1]
-    print(f"{options.steps} steps in {seconds:.1f} s on {options.device}")
+    print(f"{options.steps} steps in {seconds:.1f} s on {processes}")
     others.report()
     print(f"PSNR {curve[0][1]:.1f} dB -> {curve[first[0]][1]:.1f} -> {psnr:.1f} dB")
     draw(photo, curve, first, last, options.out)

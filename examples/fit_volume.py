@@ -6,6 +6,7 @@ Adam recovers the volume (through the gradient to `feats`) and the offsets (thro
 `points`) together.
 
     python examples/fit_volume.py [--device cuda] [--steps 300] [--out curves.png]
+    torchrun --nproc-per-node 2 examples/fit_volume.py [--parallel fsdp] [--checkpoint FOLDER]
 """
 
 import sys
@@ -13,8 +14,10 @@ import time
 from pathlib import Path
 
 import common
+import together
 import torch
 from matplotlib import pyplot
+from torch import nn
 from torch.nn.functional import interpolate
 
 import loader
@@ -48,25 +51,47 @@ def make_problem(device: str):
     return [x.to(device) for x in (grid, true - offsets, offsets, moved[:, None])]
 
 
-def fit(truth, said, offsets, moved, steps: int):
-    """Descend; (loss, error of the volume, error of the offsets) of each step."""
-    values = sample(truth, said + offsets)
-    grid = torch.zeros_like(truth, requires_grad=True)
-    guess = torch.zeros_like(said, requires_grad=True)
-    groups = [{"params": [grid], "lr": 0.1}, {"params": [guess], "lr": 0.02}]
+class Unknown(nn.Module):
+    """The volume, and where the points really are."""
+
+    def __init__(self, truth, said, moved):
+        super().__init__()
+        self.grid = nn.Parameter(torch.zeros_like(truth))
+        self.guess = nn.Parameter(torch.zeros_like(said))
+        self.said, self.moved = said, moved
+
+    def forward(self, part: slice):
+        """Values at a part of the points."""
+        return sample(self.grid, (self.said + self.guess * self.moved)[part])
+
+
+def fit(truth, said, offsets, moved, steps: int, processes: together.Together, folder: Path | None):
+    """Descend; (loss, error of the volume, error of the offsets) of each step.
+
+    `folder`: of a checkpoint to begin from, where there is one, and to leave.
+    """
+    unknown, mine = Unknown(truth, said, moved), processes.part(len(said))
+    model, values = processes.wrapped(unknown), sample(truth, said + offsets)[mine]
+    groups = [{"params": [unknown.grid], "lr": 0.1}, {"params": [unknown.guess], "lr": 0.02}]
     optimizer = torch.optim.Adam(groups)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=1e-4)
+    state = {"learned": together.Learned(model, optimizer), "decay": decay}
+    if folder:
+        processes.load(folder, **state)
     history = []
-    for _ in range(steps):
-        loss = (sample(grid, said + guess * moved) - values).square().mean()
+    while decay.last_epoch < steps:
+        loss = (model(mine) - values).square().mean()
         optimizer.zero_grad()
         loss.backward()
         with torch.no_grad():
+            grid, guess = map(together.whole, (unknown.grid, unknown.guess))
             astray = (guess - offsets)[moved[:, 0]].square().sum(1).mean().sqrt()
-            errors = (grid - truth).square().mean().sqrt(), astray
-        history.append((loss.item(), errors[0].item(), errors[1].item()))
+            errors = processes.mean(loss), (grid - truth).square().mean().sqrt(), astray
+        history.append(tuple(x.item() for x in errors))
         optimizer.step()
         decay.step()
+    if folder:
+        processes.save(folder, steps, **state)
     return history
 
 
@@ -85,11 +110,17 @@ def draw(history, file: Path) -> None:
 
 def main() -> None:
     """Fit, report, draw; fails where the volume or the offsets were not recovered."""
-    options = common.options(__doc__, "fit_volume", steps={"type": int, "default": 300})
+    steps = {"type": int, "default": 300}
+    options = common.options(__doc__, "fit_volume", steps=steps, **together.OPTIONS)
     others = common.Others()
+    processes = together.Together.started(options.device, options.parallel)
     start = time.perf_counter()
-    history = fit(*make_problem(options.device), options.steps)
-    print(f"{options.steps} steps in {time.perf_counter() - start:.1f} s on {options.device}")
+    problem = make_problem(str(processes.device))
+    history = fit(*problem, options.steps, processes, options.checkpoint)
+    processes.close()
+    if processes.rank > 0:
+        return
+    print(f"{options.steps} steps in {time.perf_counter() - start:.1f} s on {processes}")
     others.report()
     for name, first, last in zip(
         ("loss", "volume", "offsets"), history[0], history[-1], strict=True

@@ -60,17 +60,18 @@ struct Strided : Flat<N, M> {
         int64_t column = 0;
 #pragma unroll
         for (int n = 0; n < N; ++n) at[n] = 0;
-        for (int d = dims - 1; d >= 0; --d) {
-            const int64_t rest = d == 0  ? 0
-                                 : small ? int64_t(divisor[d].quotient(unsigned(i)))
-                                         : i / size[d];
-            const int64_t index = i - rest * size[d];
+#pragma unroll 1
+        for (int d = dims - 1; d > 0; --d) {
+            const int64_t outer = small ? int64_t(divisor[d].quotient(unsigned(i))) : i / size[d];
+            const int64_t index = i - outer * size[d];
             if (d == dims - 1) column = index;
 #pragma unroll
             for (int n = 0; n < N; ++n) at[n] += index * in_stride[n][d];
-            i = rest;
+            i = outer;
         }
-        return column;
+#pragma unroll
+        for (int n = 0; n < N; ++n) at[n] += i * in_stride[n][0];
+        return dims == 1 ? i : column;
     }
 };
 

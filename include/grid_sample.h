@@ -41,6 +41,12 @@ inline PointsView view_of(int64_t dims, const int64_t* size, const int64_t* stri
     return view;
 }
 
+/// Pixels [first, first + size) of an axis of an image of `whole` pixels, which coordinates and
+/// padding are those of.
+struct Window {
+    int first, size, whole;
+};
+
 /// Images B, channels C, points P of one image; arrays over axes in the order z, y, x, where z has
 /// size 1 in two dimensions. Three jobs: without `grad_out` the forward, to `out`; with it the
 /// gradients to `grad_input` and `grad_grid`; where `to_grad_input` or `to_grad_grid` are given
@@ -57,9 +63,9 @@ struct GridSampleParams {
     void* grad_grid;            // (B, P, D), contiguous
     void* scratch;              // as many bytes as `grid_sample_scratch_*` asks for
     int64_t B, C, P;
-    int32_t D;  // 2 or 3
-    int32_t size[3];
-    int64_t input_stride[5];  // b, c, z, y, x, in elements; z's is 0 in two dimensions
+    int32_t D;                            // 2 or 3
+    int32_t size[3], first[3], whole[3];  // of the window that the input is; see Window
+    int64_t input_stride[5];              // b, c, z, y, x, in elements; z's is 0 in two dimensions
     int64_t to_grad_input_stride[5];
     int64_t grad_input_stride[5];
     PointsView grid_points, to_grad_grid_points, grad_out_points;
@@ -75,6 +81,8 @@ struct GridSampleParams {
     int32_t phase;       // of the CPU's work, from 0 on
     bool scattered;      // neighbouring points lie far apart; grid_sample_scratch_cpu looks
     const struct GridSampleRest* rest;  // where `needs_rest`
+
+    HD Window window(int axis) const { return {first[axis], size[axis], whole[axis]}; }
 };
 
 struct GridSampleJob;
@@ -115,6 +123,27 @@ OCTET_KERNEL const char* grid_sample_cuda(const GridSampleParams* p, void* strea
 OCTET_KERNEL int64_t grid_sample_items_cpu(const GridSampleParams* p);
 /// Items [begin, end) of a phase.
 OCTET_KERNEL void grid_sample_cpu(const GridSampleParams* p, int64_t begin, int64_t end);
+
+/// Where along one axis the points of a grid sample: the first pixel that each has a tap on.
+struct GridSampleRows {
+    const void* grid;  // (B, P, D)
+    int32_t* out;      // (B, P), contiguous; -1 for points without any
+    int64_t B, P;
+    PointsView points;
+    int64_t stride[2];  // of the grid's images and coordinates
+    int64_t coordinate;
+    int32_t whole;  // pixels along the axis
+    Interpolation interpolation;
+    Padding padding;
+    bool align_corners;
+    bool exact;  // positions are computed in float64, as of an image of that type
+    DType grid_dtype;
+
+    HD Window window() const { return {0, whole, whole}; }
+};
+OCTET_KERNEL const char* grid_sample_rows_cuda(const GridSampleRows* p, void* stream);
+/// Points [begin, end) of all images.
+OCTET_KERNEL void grid_sample_rows_cpu(const GridSampleRows* p, int64_t begin, int64_t end);
 
 /// Position in pixels of a coordinate, and by how much it moves with it.
 template <typename A>
@@ -179,8 +208,10 @@ HD inline A padded(A x, A size, Padding padding, bool align_corners, A* slope) {
 
 /// A whole position as an index, -1 where there is no pixel.
 template <typename A>
-HD inline int index_of(A x, int size) {
-    return x >= 0 && x < A(size) ? int(x) : -1;
+HD inline int index_of(A x, const Window& in) {
+    if (!(x >= 0 && x < A(in.whole))) return -1;
+    const int i = int(x) - in.first;
+    return unsigned(i) < unsigned(in.size) ? i : -1;
 }
 
 /// The pixels along one axis that a coordinate samples, -1 for those outside, and their weights.
@@ -192,31 +223,32 @@ struct Taps {
 
     /// `kSlope`: for a gradient.
     template <bool kSlope>
-    HD static Taps of(A coordinate, int size, Padding padding, bool align_corners) {
+    HD static Taps of(A coordinate, const Window& in, Padding padding, bool align_corners) {
+        const A size = A(in.whole);
         Taps t;
-        A x = unnormalized(coordinate, A(size), align_corners);
-        A slope = pixels_per_unit(A(size), align_corners);
+        A x = unnormalized(coordinate, size, align_corners);
+        A slope = pixels_per_unit(size, align_corners);
         if constexpr (kTaps == 4) {
             const A first = floor(x), u = x - first;
             cubic(t.weight, u);
             if (kSlope) cubic_slope(t.slope, u, slope);
             for (int k = 0; k < 4; ++k)
                 t.index[k] = index_of(
-                    padded(first + (k - 1), A(size), padding, align_corners, (A*)nullptr), size);
+                    padded(first + (k - 1), size, padding, align_corners, (A*)nullptr), in);
         } else {
-            x = padded(x, A(size), padding, align_corners, kSlope ? &slope : nullptr);
+            x = padded(x, size, padding, align_corners, kSlope ? &slope : nullptr);
             if constexpr (kTaps == 1) {
-                t.index[0] = index_of(rint(x), size);
+                t.index[0] = index_of(rint(x), in);
                 t.weight[0] = 1, t.slope[0] = 0;
             } else {
                 const A first = floor(x);
                 t.weight[0] = (first + 1) - x, t.weight[1] = x - first;
                 t.slope[0] = -slope, t.slope[1] = slope;
                 // Whole numbers of this size are neither NaN nor beyond an int.
-                const bool near = first >= -1 && first < A(size);
-                const int i = near ? int(first) : -2;
-                t.index[0] = i < 0 ? -1 : i;
-                t.index[1] = near && i + 1 < size ? i + 1 : -1;
+                const bool near = first >= -1 && first < size;
+                const int i = near ? int(first) - in.first : -2;
+                t.index[0] = unsigned(i) < unsigned(in.size) ? i : -1;
+                t.index[1] = unsigned(i + 1) < unsigned(in.size) ? i + 1 : -1;
             }
         }
         return t;

@@ -40,6 +40,25 @@ OCTET_KERNEL void hash_grid_points_cpu(const HashGridParams* p, int64_t begin, i
 OCTET_KERNEL const char* hash_grid_table_cuda(const HashGridParams* p, void* stream);
 OCTET_KERNEL void hash_grid_table_cpu(const HashGridParams* p, int64_t begin, int64_t end);
 
+OCTET_KERNEL const char* hash_grid_16bit_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_double_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_points_16bit_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_points_double_cuda(const HashGridParams* p, void* stream);
+
+/// hash_grid_cuda and hash_grid_points_cuda where `needs_rest`: include/torch/rest.h.
+struct HashGridRest {
+    decltype(&hash_grid_16bit_cuda) of_16bit;
+    decltype(&hash_grid_double_cuda) of_double;
+    decltype(&hash_grid_points_16bit_cuda) points_of_16bit;
+    decltype(&hash_grid_points_double_cuda) points_of_double;
+};
+
+/// Whether there are CUDA kernels for this number of features alone.
+inline bool own_kernels(const HashGridParams& p) { return p.F <= 8 && (p.F & (p.F - 1)) == 0; }
+inline bool needs_rest(const HashGridParams& p) {
+    return p.dtype != DType::kFloat && own_kernels(p);
+}
+
 /// Levels that the CUDA kernels take at a time: those whose outputs fill a 32-byte sector, since
 /// sectors written in pieces cost a read and a write each; their tables have to stay in the L2.
 inline int64_t hash_grid_group(const HashGridParams& p) {

@@ -242,6 +242,7 @@ _operator = Linear(
     ("image", "lut"),
     linear=(1,),
     fake=_fake,
+    shapes="(..., 3), (_, _, _, 3) -> (..., 3)",
     options=_options,
     along=_along,
     also={"image": torch.uint8},

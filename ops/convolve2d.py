@@ -197,6 +197,7 @@ _operator = Linear(
     ("image", "kernel"),
     linear=(0, 1),
     fake=_fake,
+    shapes="(..., _, _), (_, _) -> (..., _, _)",
     options=_options,
     spared=True,
     fake_gradients=_fake_gradients,

@@ -1,4 +1,5 @@
-// grid_sample, its backward and the backward of that for torch.
+// grid_sample, its backward and the backward of that for torch; the first two also of a window of
+// an image that is nowhere whole.
 #include "torch/grid_sample_aten.h"
 #include "torch/grid_sample_glue.h"
 
@@ -22,6 +23,79 @@ std::tuple<Tensor, Tensor> grid_sample_backward(const Tensor& grad_out, const Te
     auto [grad_input, grad_grid] = new_gradients(p, input, grid, need_input, need_grid);
     if (need_input || need_grid) run_gradients(p, input, grad_input, grad_grid);
     return {grad_input, grad_grid};
+}
+
+/// Says that the input is pixels [first, ..) along an axis of an image of `whole`.
+void set_window(GridSampleParams& p, int64_t axis, int64_t first, int64_t whole) {
+    if (axis < 2 || axis > 1 + p.D)
+        raise(kName, "the window's axis must be 2 to " + std::to_string(1 + p.D) + ", got " +
+                         std::to_string(axis));
+    const int64_t at = axis + 1 - p.D;
+    if (first < 0 || whole > 0x7fffffff || first + p.size[at] > whole)
+        raise(kName, "the window must lie in [0, " + std::to_string(whole) + "), got " +
+                         std::to_string(p.size[at]) + " pixels from " + std::to_string(first));
+    p.first[at] = int32_t(first), p.whole[at] = int32_t(whole);
+}
+
+Tensor grid_sample_window(const Tensor& input, const Tensor& grid, int64_t interpolation,
+                          int64_t padding, bool align_corners, int64_t axis, int64_t first,
+                          int64_t whole) {
+    GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
+    set_window(p, axis, first, whole);
+    if (in_float(p, input))
+        return torch::stable::to(grid_sample_window(as_float(input), as_float(grid), interpolation,
+                                                    padding, align_corners, axis, first, whole),
+                                 input.scalar_type());
+    return values(p, input, grid);
+}
+
+std::tuple<Tensor, Tensor> grid_sample_window_backward(const Tensor& grad_out, const Tensor& input,
+                                                       const Tensor& grid, int64_t interpolation,
+                                                       int64_t padding, bool align_corners,
+                                                       int64_t axis, int64_t first, int64_t whole,
+                                                       bool need_input, bool need_grid,
+                                                       bool deterministic) {
+    GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
+    set_window(p, axis, first, whole);
+    set_grad_out(p, grad_out, input, grid);
+    if (in_float(p, input, need_input)) {
+        const auto [to_input, to_grid] = grid_sample_window_backward(
+            as_float(grad_out), as_float(input), as_float(grid), interpolation, padding,
+            align_corners, axis, first, whole, need_input, need_grid, deterministic);
+        return {torch::stable::to(to_input, input.scalar_type()),
+                torch::stable::to(to_grid, grid.scalar_type())};
+    }
+    p.deterministic = deterministic;
+    auto [grad_input, grad_grid] = new_gradients(p, input, grid, need_input, need_grid);
+    if (need_input || need_grid) run_gradients(p, input, grad_input, grad_grid);
+    return {grad_input, grad_grid};
+}
+
+/// (N, P) int32: the first pixel along an axis of `whole` that each point has a tap on, -1 where it
+/// has none. `exact`: of a float64 image.
+Tensor grid_sample_rows(const Tensor& grid, int64_t interpolation, int64_t padding,
+                        bool align_corners, int64_t axis, int64_t whole, bool exact) {
+    check_tensor(kName, "grid", grid);
+    const int64_t dims = grid.dim();
+    if ((dims != 4 && dims != 5) || grid.size(dims - 1) != dims - 2 || axis < 2 || axis >= dims)
+        raise(kName, "grid must be (N, H_out, W_out, 2) or (N, D_out, H_out, W_out, 3), got " +
+                         shape_text(grid) + " for axis " + std::to_string(axis));
+    GridSampleRows p{};
+    p.grid = grid.data_ptr();
+    p.grid_dtype = dtype_of(kName, "grid", grid);
+    p.interpolation = Interpolation(interpolation), p.padding = Padding(padding);
+    p.align_corners = align_corners, p.exact = exact;
+    p.whole = int32_t(whole), p.coordinate = dims - 1 - axis;
+    p.B = grid.size(0), p.P = 1;
+    for (int64_t d = 1; d < dims - 1; ++d) p.P *= grid.size(d);
+    set_points(grid, p.points, p.stride);
+    Tensor out =
+        torch::stable::new_empty(grid, Shape{p.B, p.P}, torch::headeronly::ScalarType::Int);
+    if (p.B * p.P == 0) return out;
+    p.out = static_cast<int32_t*>(out.data_ptr());
+    launch(kName, grid, p, p.B * p.P, 1 << 14, grid_sample_rows_cpu,
+           OCTET_CUDA_LAUNCHER(grid_sample_rows_cuda));
+    return out;
 }
 
 /// (to_grad_out, to_input, to_grid): gradients of the backward, of what arrives for its results.
@@ -71,6 +145,27 @@ STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
     m.impl("grid_sample", TORCH_BOX(&grid_sample));
     m.impl("grid_sample_backward", TORCH_BOX(&grid_sample_backward));
     m.impl("grid_sample_backward_backward", TORCH_BOX(&grid_sample_backward_backward));
+}
+
+// What `loader.distributed.sample_sharded` calls.
+STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
+    define(m,
+           "grid_sample_window(Tensor input, Tensor grid, int interpolation_mode, "
+           "int padding_mode, bool align_corners, int axis, int first, int whole) -> Tensor");
+    define(m,
+           "grid_sample_window_backward(Tensor grad_out, Tensor input, Tensor grid, "
+           "int interpolation_mode, int padding_mode, bool align_corners, int axis, int first, "
+           "int whole, bool need_input, bool need_grid, bool deterministic) -> "
+           "(Tensor grad_input, Tensor grad_grid)");
+    define(m,
+           "grid_sample_rows(Tensor grid, int interpolation_mode, int padding_mode, "
+           "bool align_corners, int axis, int whole, bool exact) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
+    m.impl("grid_sample_window", TORCH_BOX(&grid_sample_window));
+    m.impl("grid_sample_window_backward", TORCH_BOX(&grid_sample_window_backward));
+    m.impl("grid_sample_rows", TORCH_BOX(&grid_sample_rows));
 }
 
 // What `loader.accelerate_torch()` calls.

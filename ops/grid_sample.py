@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
-from loader.jit.operators import frame
+from loader.jit.operators import frame, sharding
 from loader.jit.operators.frame import asked, batched, check_tensors, keep, total
 from loader.jit.operators.shapes import check_fake, shown
 
@@ -101,7 +101,7 @@ def benchmark(device):
     return volume.to(memory_format=torch.channels_last_3d), grid
 
 
-def _options(input, grid, mode, padding_mode, align_corners) -> tuple[int, int, bool]:
+def options_of(input, grid, mode, padding_mode, align_corners) -> tuple[int, int, bool]:
     """The options as `aten::grid_sampler_2d` numbers them."""
     interpolation = _code("mode", mode, _MODES)
     return interpolation, _code("padding_mode", padding_mode, _PADDINGS), bool(align_corners)
@@ -133,7 +133,8 @@ def _is_cast(x) -> bool:
     return x.is_floating_point() and x.dtype != torch.float64
 
 
-def _fake(input, grid, interpolation, padding, align_corners):
+def output_like(input, grid, interpolation, padding, align_corners):
+    """Return the output for tensors without data. Raises: RuntimeError where shapes do not fit."""
     dims, shape, points = input.dim(), shown(input), shown(grid)
 
     def check(holds, message):
@@ -168,6 +169,10 @@ def _fake_second(to_grad_input, to_grad_grid, grad_out, input, grid, *options):
     all_three = grad_out.new_empty(grad_out.shape), *_fake_gradients(grad_out, input, grid)
     need = options[3:6]
     return tuple(x if w else x.new_empty(0) for x, w in zip(all_three, need, strict=True))
+
+
+def _cut_second(*args):
+    return sharding.backward(_operator.shapes, args, args[8:11], arriving=(0, 1))
 
 
 class _GridSample(Linear):
@@ -272,12 +277,16 @@ _operator = _GridSample(
     grid_sample,
     ("input", "grid"),
     linear=(0,),
-    fake=_fake,
-    options=_options,
+    fake=output_like,
+    shapes=(
+        "(N, C, _, _), (N, H, W, 2) -> (N, C, H, W)",
+        "(N, C, _, _, _), (N, D, H, W, 3) -> (N, C, D, H, W)",
+    ),
+    options=options_of,
     fake_gradients=_fake_gradients,
 )
 _backward_backward = frame.registered("grid_sample_backward_backward")
-frame.fake(_backward_backward, _fake_second)
+frame.fake(_backward_backward, _fake_second, _cut_second)
 _batched_forward(_operator.op)
 batched(_operator.backward_op, flatten=True)
 batched(_backward_backward, flatten=True)

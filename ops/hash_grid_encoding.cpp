@@ -1,10 +1,12 @@
-// hash_grid_encoding and its backward for torch: checks, allocation, launches.
+// hash_grid_encoding and its backward for torch: checks, allocation, launches. Both also of some of
+// an encoding's levels, from the `first` on.
 #include "hash_grid_encoding.h"
 
 #include <algorithm>
 #include <cmath>
 #include <tuple>
 
+#include "torch/rest.h"
 #include "torch/shapes.h"
 
 constexpr const char* kName = "hash_grid_encoding";
@@ -39,7 +41,7 @@ void check_points(const Tensor& points) {
 /// What is the same for forward and backward.
 HashGridParams params_of(const Tensor& points, const Tensor& table,
                          const std::optional<Tensor>& along, int64_t base_resolution,
-                         double per_level_scale) {
+                         double per_level_scale, int64_t first) {
     check_points(points);
     check_tensor(kName, "table", table);
     Sizes(kName).match("table", table, "(L, T, F)");
@@ -76,7 +78,7 @@ HashGridParams params_of(const Tensor& points, const Tensor& table,
     p.N = points.size(0), p.D = int32_t(points.size(1));
     p.L = table.size(0), p.T = table.size(1), p.F = int32_t(F);
     for (int64_t l = 0; l < p.L; ++l)
-        p.level[l] = level_of(l, base_resolution, per_level_scale, p.D, p.T);
+        p.level[l] = level_of(first + l, base_resolution, per_level_scale, p.D, p.T);
     p.points = points.data_ptr();
     p.table = table.data_ptr();
     copy_strides(points, p.points_stride);
@@ -99,24 +101,35 @@ Tensor scratch_of(HashGridParams& p, const Tensor& like, int64_t bytes) {
     return scratch;
 }
 
-Tensor hash_grid_encoding(const Tensor& points, const Tensor& table, std::optional<Tensor> along,
-                          int64_t base_resolution, double per_level_scale) {
-    HashGridParams p = params_of(points, table, along, base_resolution, per_level_scale);
+/// What launches the features' kernels on a GPU.
+decltype(&hash_grid_cuda) features_of(const HashGridParams& p, bool on_gpu) {
+    if (!on_gpu || !needs_rest(p)) return OCTET_CUDA_LAUNCHER(hash_grid_cuda);
+    const auto* rest = rest_of<HashGridRest>(kName);
+    return p.dtype == DType::kDouble ? rest->of_double : rest->of_16bit;
+}
+/// The same of the gradient to points.
+decltype(&hash_grid_points_cuda) slopes_of(const HashGridParams& p, bool on_gpu) {
+    if (!on_gpu || !needs_rest(p)) return OCTET_CUDA_LAUNCHER(hash_grid_points_cuda);
+    const auto* rest = rest_of<HashGridRest>(kName);
+    return p.dtype == DType::kDouble ? rest->points_of_double : rest->points_of_16bit;
+}
+
+Tensor encoded(const Tensor& points, const Tensor& table, const std::optional<Tensor>& along,
+               int64_t base_resolution, double per_level_scale, int64_t first) {
+    HashGridParams p = params_of(points, table, along, base_resolution, per_level_scale, first);
     Tensor out = new_output(table, Shape{p.N, p.L * p.F});
     if (p.N == 0) return out;
     p.out = out.data_ptr();
-    launch(kName, out, p, p.N, points_grain(p), hash_grid_cpu, OCTET_CUDA_LAUNCHER(hash_grid_cuda));
+    launch(kName, out, p, p.N, points_grain(p), hash_grid_cpu, features_of(p, !out.is_cpu()));
     return out;
 }
 
 /// (grad_points, grad_table); what is not asked for comes back empty.
-std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, const Tensor& points,
-                                                       const Tensor& table,
-                                                       std::optional<Tensor> along,
-                                                       int64_t base_resolution,
-                                                       double per_level_scale, bool need_points,
-                                                       bool need_table, bool deterministic) {
-    HashGridParams p = params_of(points, table, along, base_resolution, per_level_scale);
+std::tuple<Tensor, Tensor> gradients(const Tensor& grad_out, const Tensor& points,
+                                     const Tensor& table, const std::optional<Tensor>& along,
+                                     int64_t base_resolution, double per_level_scale, int64_t first,
+                                     bool need_points, bool need_table, bool deterministic) {
+    HashGridParams p = params_of(points, table, along, base_resolution, per_level_scale, first);
     check_tensor(kName, "grad_out", grad_out);
     const Shape shape{p.N, p.L * p.F};
     if (shape_of(grad_out) != shape)
@@ -133,7 +146,7 @@ std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, c
             scratch_of(p, table, table.is_cpu() ? 0 : hash_grid_points_scratch(p));
         p.out = grad_points.data_ptr();
         launch(kName, table, p, p.N, points_grain(p), hash_grid_points_cpu,
-               OCTET_CUDA_LAUNCHER(hash_grid_points_cuda));
+               slopes_of(p, !table.is_cpu()));
     }
     if (need_table) {
         const Tensor scratch =
@@ -148,6 +161,33 @@ std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, c
     return {grad_points, grad_table};
 }
 
+Tensor hash_grid_encoding(const Tensor& points, const Tensor& table, std::optional<Tensor> along,
+                          int64_t base_resolution, double per_level_scale) {
+    return encoded(points, table, along, base_resolution, per_level_scale, 0);
+}
+
+std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, const Tensor& points,
+                                                       const Tensor& table,
+                                                       std::optional<Tensor> along,
+                                                       int64_t base_resolution,
+                                                       double per_level_scale, bool need_points,
+                                                       bool need_table, bool deterministic) {
+    return gradients(grad_out, points, table, along, base_resolution, per_level_scale, 0,
+                     need_points, need_table, deterministic);
+}
+
+Tensor hash_grid_encoding_levels(const Tensor& points, const Tensor& table, int64_t base_resolution,
+                                 double per_level_scale, int64_t first) {
+    return encoded(points, table, std::nullopt, base_resolution, per_level_scale, first);
+}
+
+std::tuple<Tensor, Tensor> hash_grid_encoding_levels_backward(
+    const Tensor& grad_out, const Tensor& points, const Tensor& table, int64_t base_resolution,
+    double per_level_scale, int64_t first, bool need_points, bool need_table, bool deterministic) {
+    return gradients(grad_out, points, table, std::nullopt, base_resolution, per_level_scale, first,
+                     need_points, need_table, deterministic);
+}
+
 STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
     define(m,
            "hash_grid_encoding(Tensor points, Tensor table, Tensor? along, int base_resolution, "
@@ -157,9 +197,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
         "hash_grid_encoding_backward(Tensor grad_out, Tensor points, Tensor table, Tensor? along, "
         "int base_resolution, float per_level_scale, bool need_points, bool need_table, "
         "bool deterministic) -> (Tensor grad_points, Tensor grad_table)");
+    define(m,
+           "hash_grid_encoding_levels(Tensor points, Tensor table, int base_resolution, "
+           "float per_level_scale, int first) -> Tensor");
+    define(m,
+           "hash_grid_encoding_levels_backward(Tensor grad_out, Tensor points, Tensor table, "
+           "int base_resolution, float per_level_scale, int first, bool need_points, "
+           "bool need_table, bool deterministic) -> (Tensor grad_points, Tensor grad_table)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {
     m.impl("hash_grid_encoding", TORCH_BOX(&hash_grid_encoding));
     m.impl("hash_grid_encoding_backward", TORCH_BOX(&hash_grid_encoding_backward));
+    m.impl("hash_grid_encoding_levels", TORCH_BOX(&hash_grid_encoding_levels));
+    m.impl("hash_grid_encoding_levels_backward", TORCH_BOX(&hash_grid_encoding_levels_backward));
 }

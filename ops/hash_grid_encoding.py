@@ -133,7 +133,8 @@ def _run(function, *arguments):
         raise
 
 
-def _options(points, table, base_resolution, per_level_scale) -> tuple[None, int, float]:
+def options_of(points, table, base_resolution, per_level_scale) -> tuple[None, int, float]:
+    """Return the options as the registered operator takes them, `along` first."""
     if isinstance(base_resolution, bool) or not isinstance(base_resolution, int):
         got = type(base_resolution).__name__
         raise TypeError(f"{_NAME}: base_resolution must be an integer, got {got}")
@@ -143,7 +144,8 @@ def _options(points, table, base_resolution, per_level_scale) -> tuple[None, int
     return None, base_resolution, float(per_level_scale)
 
 
-def _fake(points, table, along, base_resolution, per_level_scale):
+def output_like(points, table, along, base_resolution, per_level_scale):
+    """Return the output for tensors without data. Raises: where shapes or options do not fit."""
     torch._check(
         points.dim() == 2 and points.shape[1] in (2, 3),
         lambda: (
@@ -312,8 +314,9 @@ _operator = _Encoding(
     hash_grid_encoding,
     ("points", "table"),
     linear=(1,),
-    fake=_fake,
-    options=_options,
+    fake=output_like,
+    shapes="(N, _), (_, _, _), (N, _) -> (N, _)",
+    options=options_of,
     along=_along,
     extra=1,
     mask=(False, True),

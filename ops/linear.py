@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from loader.jit.operators import frame
+from loader.jit.operators import frame, sharding
 from loader.jit.operators.frame import asked, in_forward_mode, keep, total
 from loader.jit.operators.node import quickly
 from loader.jit.operators.shapes import check_fake, check_fake_dtype, shown
@@ -28,6 +28,8 @@ class Linear:
         tensors: names of the two that gradients go to.
         linear: in which of them X is linear, by their numbers.
         fake: the output, for tensors without data; takes what the registered operator does.
+        shapes: of tensors and output, by the sizes along which DTensors may be cut:
+            jit/operators/sharding.py.
         options: `(*tensors, *options)` of the public X -> the registered operator's options; raises
             what torch's dispatcher would not. Not a function of the tensors: the node in C++ asks
             once for each set of options.
@@ -50,6 +52,7 @@ class Linear:
         tensors: tuple[str, str],
         linear: Sequence[int],
         fake: Callable,
+        shapes: str | Sequence[str],
         options: Callable | None = None,
         along: Callable | None = None,
         spared: bool = False,
@@ -61,7 +64,7 @@ class Linear:
     ):
         self.name, self.tensors, self.linear = function.__name__, tensors, linear
         self.fake, self.options, self.along, self.spared = fake, options, along, spared
-        self.also = also
+        self.also, self.shapes = also, sharding.Shapes(shapes)
         self.fake_gradients = fake_gradients or _like_tensors
         op, backward_op = frame.library(self.name), frame.registered(f"{self.name}_backward")
         names = [argument.name for argument in backward_op._schema.arguments]
@@ -69,8 +72,8 @@ class Linear:
         self.flag = None  # where `deterministic` comes among the backward's options
         if "deterministic" in names:
             self.flag = names.index("deterministic") - 1 - self.count
-        frame.fake(op, self._fake)
-        frame.fake(backward_op, self._fake_backward)
+        frame.fake(op, self._fake, lambda *args: sharding.forward(self.shapes, args))
+        frame.fake(backward_op, self._fake_backward, self._cut_backward)
         self.forward = frame.differentiable(op, self._setup, self._gradient, self._tangent)
         self._backward = frame.differentiable(
             backward_op, self._setup_backward, self._gradient_backward, self._tangent_backward
@@ -143,6 +146,9 @@ class Linear:
         both = self.fake_gradients(grad_out, *tensors, *options)
         return tuple(x if wanted else x.new_empty(0) for x, wanted in zip(both, need, strict=True))
 
+    def _cut_backward(self, *args):
+        return sharding.backward(self.shapes, args, self.split(args[1:])[2])
+
     def split(self, args):
         """Tensors, options and `need_*` of the backward's arguments after grad_out."""
         rest = [*args[self.count :]]
@@ -202,6 +208,13 @@ class Linear:
             for x, y, needed in zip(tensors[:2], found, need, strict=True)
         )
 
+    def _along(self, i, to, grad_out, tensors, rest):
+        """What `along` gives, of what arrives for tensor number i."""
+        (*inputs,), (output,) = self.shapes.named(tensors, (grad_out,))
+        names = inputs[i], output, *inputs
+        args = to, grad_out, *tensors, *rest
+        return sharding.locally(names, self.along, args, like=range(1, len(names)))
+
     def second(self, arriving, grad_out, tensors, options, need):
         """Gradients of sum(arriving * gradients of F) to grad_out and the tensors.
 
@@ -220,7 +233,7 @@ class Linear:
                     flags = other == 0, other == 1
                     some[1 + other] = self.gradients(grad_out, changed, options, flags)[other]
             else:
-                some = self.along(to, grad_out, *tensors, *options, need)
+                some = self._along(i, to, grad_out, tensors, (*options, need))
                 some = [
                     x if x is None else x.to(like.dtype)
                     for x, like in zip(some, (grad_out, *tensors), strict=False)

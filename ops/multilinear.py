@@ -19,14 +19,15 @@ def multilinear(function: Callable, axes: tuple[int, ...], order: str) -> tuple[
     its arguments checked and `X_fw`, `X_bw`, `samples`, `benchmark`.
     """
     D, K = len(axes), 2 ** len(axes)
+    of_feats, of_points, of_out = f"(N, {K}, F)", f"(N, {D})", "(N, F)"
 
     def sizes_of(feats, points) -> Sizes:
         """The sizes of the inputs; without feats N alone."""
         sizes = Sizes(function.__name__)
         if feats is not None:
             cure = f"stack the corners of a cell along dimension 1, {order}"
-            sizes.match("feats", feats, f"(N, {K}, F)", cure)
-        sizes.match("points", points, f"(N, {D})")
+            sizes.match("feats", feats, of_feats, cure)
+        sizes.match("points", points, of_points)
         return sizes
 
     def fake(feats, points):
@@ -35,7 +36,7 @@ def multilinear(function: Callable, axes: tuple[int, ...], order: str) -> tuple[
 
     def fake_gradients(grad_out, feats, points):
         sizes = sizes_of(feats, points)
-        sizes.match_known("grad_out", grad_out, "(N, F)")
+        sizes.match_known("grad_out", grad_out, of_out)
         return grad_out.new_empty((sizes["N"], K, sizes["F"])), points.new_empty(points.shape)
 
     def along(to, grad_out, feats, points, need):
@@ -71,6 +72,7 @@ def multilinear(function: Callable, axes: tuple[int, ...], order: str) -> tuple[
         ("feats", "points"),
         linear=(0,),
         fake=fake,
+        shapes=f"{of_feats}, {of_points} -> {of_out}",
         along=along,
         spared=True,
         fake_gradients=fake_gradients,

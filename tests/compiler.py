@@ -29,6 +29,7 @@ _OTHERS = {
 }
 # What decides about the preprocessed source, and where lists go.
 _FOR_TEXT = "-D", "-U", "-I", "-isystem", "-iquote", "-idirafter", "-include", "-MF", "-MT", "-MQ"
+_NAME = re.compile(r"'-DTORCH_EXTENSION_NAME=[^']*', ")  # which a kernel has no use for, or shows
 _ENVIRONMENT = re.compile(
     r"C?PATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|COMPILER_PATH|GCC_|NVCC_|SOURCE"
 )
@@ -180,7 +181,8 @@ def main() -> None:
         tests.sub("@/", f"{facts} {rest}"),
         tests.sub("@/", f"{facts} {behind(rest)}"),
     )
-    facts = asked_for if name == "nvcc" else facts  # whose text is the host's alone
+    if name == "nvcc":  # whose text is the device's alone
+        facts = _NAME.sub("", asked_for)
     draft = os.path.join(folder, f"{os.getpid()}.d")
     asked = words[words.index("-MF") + 1] if "-MF" in words else ""
     notes = Notes(folder, tests, asked_for, source, rest)
@@ -193,7 +195,9 @@ def main() -> None:
         if not listed:
             os.execv(program, [program, *words])  # which says what is wrong
         text = tests.sub("@/", text.decode(errors="surrogateescape"))
-        text += notes.hidden(listed) if name == "nvcc" else ""
+        if name == "nvcc":
+            hidden = notes.hidden(listed)
+            text += hidden + (asked_for if "TORCH_EXTENSION_NAME" in hidden else "")
         digest = hashlib.sha256(f"{facts}\n{text}".encode(errors="surrogateescape")).hexdigest()
         stored = os.path.join(folder, f"{digest}.o")
     lock = os.open(f"{stored}.lock", os.O_CREAT | os.O_RDWR)

@@ -20,6 +20,8 @@ ROOMS = ("jit", "ops", "kernels", "include")
 TAG, HASHED = sys.implementation.cache_tag, py_compile.PycInvalidationMode.CHECKED_HASH
 # Otherwise each process that calls torch.compile starts as many more that import torch.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Otherwise each that compiles C++ tries a dozen instruction sets, in a new process with torch each.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # What takes longest, the longest first, so that no core waits for another in the end.
 LONGEST = (
@@ -58,6 +60,10 @@ TOGETHER = (
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption("--sharded-seed", type=int, default=0, help="of the first random case")
+
+
 def pytest_configure():
     # A shell starts what it runs behind without SIGINT, and children of such a run would never see
     # the Ctrl-C that tests send them.
@@ -65,6 +71,8 @@ def pytest_configure():
 
 
 def pytest_unconfigure():
+    if "ranks" in sys.modules:
+        sys.modules["ranks"].close()
     warm.python.close()
 
 
@@ -223,7 +231,7 @@ class Checkout:
     def __init__(self, folder: Path, only: str | tuple[str, ...] = ()):
         self.root, self.cache = folder / "checkout", folder / "cache"
         self.root.mkdir(parents=True)
-        for file in ("loader.py", "nn.py"):
+        for file in ("loader.py", "nn.py", "distributed.py"):
             shutil.copy(ROOT / file, self.root)
         for room in ROOMS:
             shutil.copytree(

@@ -83,16 +83,18 @@ def note_which(living, which: str) -> None:
     living.edit("kernels/square_cpu.cpp", FORWARD, NOTED % which)
 
 
-def checkout_of(folder: Path, *operators: str) -> Checkout:
-    """A checkout with these operators alone."""
+def checkout_of(folder: Path, *operators: str, **changes) -> Checkout:
+    """A checkout with these operators alone, and such an environment."""
     checkout = Checkout(folder)
     keep_only(checkout.root, *operators)
+    given = checkout.environment
+    checkout.environment = lambda **more: given(**{**changes, **more})
     return checkout
 
 
-def square_and_add2(folder: Path) -> Iterator[Living]:
+def square_and_add2(folder: Path, **changes) -> Iterator[Living]:
     """A process that uses both, standing by for edits."""
-    living = Living(checkout_of(folder, "square", "add2"))
+    living = Living(checkout_of(folder, "square", "add2", **changes))
     living("import torch, loader; from loader import square as f; x = torch.arange(4.)")
     living("print(f(x), loader.add2(x, x), loader.reload())")
     living("from loader.jit.live.reload import reloader; reloader.stand_by()")

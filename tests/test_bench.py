@@ -2,8 +2,11 @@
 
 import argparse
 import importlib
+import itertools
 import json
+import os
 import random
+import signal
 import sys
 
 import pytest
@@ -100,7 +103,7 @@ def test_the_command_takes_one_thing(capsys, monkeypatch):
 
 def test_every_benchmark_is_among_all():
     names = {path.stem for path in (ROOT / "bench").glob("*.py")}
-    tools = {"harness", "everything", "compare", "tables", "plots", "guard"}
+    tools = {"harness", "children", "everything", "compare", "tables", "plots", "guard"}
     tools |= {"edit_notebook", "notebooks"}  # which keep outputs in notebooks
     assert {benchmark.name for benchmark in everything.ALL} == names - tools
 
@@ -246,3 +249,41 @@ def test_extensions_compares_what_both_built():
     facts = extensions.shares(rows)
     assert facts["built"] == 3 and facts["other verdicts"] == ["c"]
     assert facts["loader cpu"]["median"] == 2 and facts["torch seconds"]["median"] == 20
+
+
+def test_extensions_are_built_side_by_side_and_go_on(tmp_path, monkeypatch):
+    """Each in a process with a core of its own; what a run's end cuts off is built by the next."""
+    options = argparse.Namespace(files=3, theirs=1, jobs=1, limit=60, stop=60)
+    options.jobs = min(2, len(os.sched_getaffinity(0)))
+    drawn = [{"where": f"{k}", "call": {"name": f"m{k}", "cpp_sources": f"{k}"}} for k in range(4)]
+    cases = extensions.cases_of(drawn, options)
+    assert [(each["where"], who) for each, who in cases.values()] == [
+        ("0", "loader"), ("0", "torch"), ("1", "loader"), ("2", "loader")
+    ]  # fmt: skip
+
+    def built(ours, call):
+        if call["name"] == "m1" and pause.exists():
+            signal.pause()
+        cores = len(os.sched_getaffinity(0))
+        return {"verdict": "built", "cpu": cores, "seconds": int(os.environ["MAX_JOBS"])}
+
+    monkeypatch.setattr(extensions, "built", built)
+    (pause := tmp_path / "pause").touch()
+    going = extensions.run(cases, tmp_path, options)
+    assert {name for name, _ in itertools.islice(going, 2)} == {*[*cases][:2]}
+    going.close()  # with the third at work
+    pause.unlink()
+    left = {name: cases[name] for name in [*cases][2:]}
+    rows = [row for _, (row,) in extensions.run(left, tmp_path, options)]
+    assert sorted((row["where"], row["cpu"], row["seconds"]) for row in rows) == [
+        ("1", 1, 1),
+        ("2", 1, 1),
+    ]
+    options.stop = 0
+    assert not [*extensions.run(left, tmp_path, options)]
+    options.stop, options.limit = 60, 0.1
+    pause.touch()
+    third = dict(itertools.islice(left.items(), 1))
+    assert [row for _, (row,) in extensions.run(third, tmp_path, options)] == [
+        {"where": "1", "who": "loader", "jobs": options.jobs, "verdict": "it was ended"}
+    ]

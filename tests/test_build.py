@@ -36,7 +36,9 @@ for name in loader._session.units:
     first = checkout.run(code)
     assert first.returncode == 0, first.stderr
     names = sorted(path.stem for path in (checkout.root / "ops").glob("*.cpp"))
-    names = sorted([*names, "convolve2d.rest", "grid_sample.rest"])  # what few calls need
+    names = sorted(
+        [*names, "convolve2d.rest", "grid_sample.rest", "hash_grid_encoding.rest"]
+    )  # what few calls need
     (line,) = first.stderr.splitlines()
     assert line.startswith(f"loader: built {len(names)} of {len(names)} (") and not first.stdout
     assert [entry.rsplit("-", 1)[0] for entry in checkout.entries()] == names

@@ -76,7 +76,7 @@ assert ctypes.CDLL(path).answer() == 42
 def test_50_kills_at_random_moments_leave_a_cache_that_works(tmp_path, counting):
     """Of the importer, its process group, or a compiler; in any mode of building; then all is well.
 
-    The unit is a tiny one without torch's headers, so that the moments fall everywhere.
+    The unit is of two tiny sources without torch's headers, so that the moments fall everywhere.
     """
     victims = ("importer", "group", "cc1plus", "c++")
 
@@ -86,6 +86,7 @@ def test_50_kills_at_random_moments_leave_a_cache_that_works(tmp_path, counting)
         victim = victims[number % len(victims)]
         slower = "#include <string>\n" if victim == "cc1plus" else ""
         (checkout.root / "ops/square.cpp").write_text(slower + TINY)
+        (checkout.root / "kernels/square_cpu.cpp").write_text("int another() { return 1; }\n")
         slow = {"SLOW": "0.4", "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}  # c++ itself
         slow["LOADER_BUILD"] = dice.choice(("eager", "background", "lazy"))
         process = checkout.start(USE_TINY, start_new_session=True, **slow)
@@ -319,7 +320,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if when == "used":
         loader.square(torch.ones(3))
-    batches = DataLoader(Squares(), batch_size=4, num_workers=3, multiprocessing_context=method)
+    batches = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=method)
     assert torch.cat([*batches]).sum() == 3 * sum(i * i for i in range(12))
     context = torch.multiprocessing.get_context(method)
     queue = context.SimpleQueue()

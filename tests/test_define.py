@@ -236,6 +236,10 @@ def lists(x: list[Tensor]) -> Tensor:
     return x[0]
 
 
+def abs_of(x):
+    return x.abs()
+
+
 REFUSED = {
     "argument x of the reference must be annotated": (unannotated, {}),
     "the reference must return tensors, got float": (number, {}),
@@ -251,7 +255,16 @@ REFUSED = {
         {"kernel": {"gpu": cube}},
     ),
     "reference must be a function, got int": (3, {}),
+    "the reference must be a function of Python": (torch.sin, {"name": "mine::sin"}),
+    "backward must be a function, got int": (cube, {"backward": 3}),
+    "kernel must take the arguments (x, factor) by position": (cube, {"kernel": abs_of}),
+    "kernel for 'cuda' must take the arguments": (cube, {"kernel": {"cuda": abs_of}}),
+    "backward must take the arguments (grad, x, factor)": (cube, {"backward": abs_of}),
+    "mutates must be names of arguments; write ['x']": (nothing, {"mutates": "x"}),
+    "tests_taken::square is registered already": (cube, {"name": "tests_taken::square"}),
 }
+TAKEN = torch.library.Library("tests_taken", "DEF")
+TAKEN.define("square(Tensor x) -> Tensor")
 
 
 @pytest.mark.parametrize("message", REFUSED)
@@ -309,10 +322,37 @@ def test_kernels_of_the_gpu(x):
     torch.testing.assert_close(y.grad, 6 * y**2 * (2 * y**3).cos())
 
 
-def test_shapes_that_depend_on_values_are_refused(x):
-    def positive(x: Tensor) -> Tensor:
-        return x[x > 0]
+def positive(x: Tensor) -> Tensor:
+    return x[x > 0]
 
-    bad = loader.operator(positive, kernel=positive, name="tests::positive")
-    with pytest.raises(NotImplementedError, match="depends on values"):
+
+def by_its_sum(x: Tensor) -> Tensor:
+    return x * x.sum().item()
+
+
+def by_numpy(x: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy() * 2)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (positive, "depends on values"),
+        (by_its_sum, r"asks a tensor for a value .* without item\(\)"),
+        (by_numpy, "must be plain PyTorch"),
+    ],
+)
+def test_a_reference_that_cannot_be_run_without_data_is_refused(reference, message, x):
+    bad = loader.operator(reference, kernel=reference, name="tests::without_data")
+    with pytest.raises(NotImplementedError, match=message):
         bad(x)
+
+
+def test_a_reference_that_writes_is_refused(x):
+    """Where it serves instead of a kernel."""
+
+    def doubled(x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+    with pytest.raises(RuntimeError, match="the reference wrote to its argument x"):
+        loader.operator(doubled, name="tests::doubled")(x)

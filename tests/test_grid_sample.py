@@ -628,7 +628,7 @@ def test_more_pixels_along_an_axis_than_float32_numbers(mode):
         for options in itertools.product((mode,), PADDINGS, (False, True)):
             out, to_image, _ = all_of(grid_sample, image, grid, *options)
             assert ((out >= 0) & (out <= 1)).all()
-            assert to_image.isfinite().all()
+            assert to_image.sum().isfinite()
 
 
 @pytest.mark.cuda

@@ -134,7 +134,10 @@ def test_the_sdist_has_every_file_that_the_checkout_needs(packed):
     rooms = ("bench", "docs", "include", "jit", "kernels", "ops", "tests", "viewer")
     files = [path for room in rooms for path in (ROOT / room).rglob("*") if path.is_file()]
     files += [*(ROOT / "examples").glob("*.*"), *ROOT.glob("*.md"), *ROOT.glob("*.toml")]
-    files += [ROOT / name for name in ("loader.py", "nn.py", "Makefile", "LICENSE", ".ci/run")]
+    files += [
+        ROOT / name
+        for name in ("loader.py", "nn.py", "distributed.py", "Makefile", "LICENSE", ".ci/run")
+    ]
     kept = {str(path.relative_to(ROOT)) for path in files if path.suffix != ".pyc"}
     made = {name for name in kept if name.startswith("docs/notebooks/")}  # by docs/made.py
     assert not kept - made - names

@@ -3,7 +3,7 @@
 import pytest
 from living import FORWARD, NOTE, Living, checkout_of, note_which, square_and_add2
 
-SLOWLY = '#include <regex>\nstatic const std::regex slow("(a|b)+");\n'  # seconds of compiler
+SLOWLY = "import os; os.environ['SLOW'] = '2'"  # seconds of a compiler that takes no core
 SINGLE = "include/square.h"
 SHARED = "include/elementwise_cpu.h"
 KERNEL = "kernels/square_cpu.cpp"
@@ -19,22 +19,34 @@ def interrupted(delay):
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory):
+def slow(tmp_path_factory):
+    """A compiler that sleeps for SLOW seconds before each source."""
+    program = tmp_path_factory.mktemp("slow") / "c++"
+    program.write_text(
+        '#!/bin/sh\nfor a; do case "$a" in *.cpp) sleep "${SLOW:-0}";; esac; done\nexec c++ "$@"\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory, slow):
     """One process for all tests of this file; each leaves the files as they were."""
-    yield from square_and_add2(tmp_path_factory.mktemp("interrupted"))
+    yield from square_and_add2(tmp_path_factory.mktemp("interrupted"), CXX=slow)
 
 
 @pytest.fixture
 def living(process):
     """That process, the files restored afterwards."""
     yield process
+    process("import os; os.environ.pop('SLOW', None)")
     process.restore()
 
 
 @pytest.fixture
-def fresh(tmp_path):
+def fresh(tmp_path, slow):
     """A process that uses square, not add2, and does not stand by for edits."""
-    living = Living(checkout_of(tmp_path, "square", "add2"))
+    living = Living(checkout_of(tmp_path, "square", "add2", CXX=slow))
     living("import torch, loader; from loader import square as f; x = torch.arange(4.); f(x)")
     yield living
     living.end()
@@ -44,7 +56,7 @@ def fresh(tmp_path):
 def test_an_interrupted_edit_is_taken_in_by_the_next_reload(living, delay):
     living(NOTE + INTERRUPT)
     note_which(living, f"after {delay}")
-    living.edit(KERNEL, "#include <cstdlib>\n", SLOWLY + "#include <cstdlib>\n")
+    living(SLOWLY)
     shown = living(f"print(interrupted({delay}), note())")
     assert f"square: {KERNEL}: interrupted, the edit is still to come" in shown or not delay
     assert shown.endswith("none")  # the old code is in use, which notes nothing
@@ -78,7 +90,7 @@ def test_an_interrupt_before_a_cell_ends_the_cell(living):
     living("shell = InteractiveShell.instance(); shell.user_ns.update(f=f, x=x, note=note)")
     living("shell.run_line_magic('load_ext', 'loader')")
     note_which(living, "next cell")
-    living.edit(KERNEL, "#include <cstdlib>\n", SLOWLY + "#include <cstdlib>\n")
+    living(SLOWLY)
     shown = living(
         "timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)); timer.start()\n"
         "shell.run_cell('print(\"ran\", 6 * 7)'); timer.join()"
@@ -110,7 +122,7 @@ def test_the_extension_can_be_loaded_again(living):
 
 def test_a_forked_process_can_reload_while_its_parent_does(living):
     note_which(living, "parent")
-    living.edit(KERNEL, "#include <cstdlib>\n", SLOWLY + "#include <cstdlib>\n")
+    living(SLOWLY)
     shown = living(
         "import os, signal, threading, time\n"
         "thread = threading.Thread(target=loader.reload); thread.start(); time.sleep(0.3)\n"
@@ -212,7 +224,8 @@ def test_the_first_edit_of_a_kernel_can_be_taken_back_and_is_said_to_be_still_th
 
 
 def test_operators_in_use_come_before_others_that_a_header_concerns(fresh):
-    fresh.edit(SHARED, "#pragma once", "#pragma once\n" + SLOWLY)
+    fresh(SLOWLY)
+    fresh.edit(SHARED, "#pragma once", "#pragma once\n\nstatic const int edited = 1;")
     shown = fresh("r = loader.reload(); print([e.unit for e in r.edits], r.behind, r.ok)")
     assert shown == "['square'] ['add2'] False"
     assert "add2: built behind" in fresh("print(loader.reload())")
@@ -222,7 +235,8 @@ def test_operators_in_use_come_before_others_that_a_header_concerns(fresh):
 
 
 def test_what_is_built_behind_is_there_for_the_next_process(fresh):
-    fresh.edit(SHARED, "#pragma once", "#pragma once\n" + SLOWLY)
+    fresh(SLOWLY)
+    fresh.edit(SHARED, "#pragma once", "#pragma once\n\nstatic const int edited = 1;")
     assert fresh("print(loader.reload().behind)") == "['add2']"
     fresh.end()
     done = fresh.checkout.run(

@@ -110,8 +110,11 @@ def test_old_cuda_is_compiled_for_new_gpus(monkeypatch, tmp_path):
     """Functions of warps and of the runtime that are gone, and a GPU that nvcc does not know."""
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "6.0 9.0")
     sources = {
-        "a.cpp": "#include <pybind11/pybind11.h>\nvoid run(size_t x);\n"
-        'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }\n',
+        "a.cpp": "#include <Python.h>\nvoid run(size_t x);\n"
+        "static PyObject* call(PyObject*, PyObject*) { run(0); Py_RETURN_NONE; }\n"
+        'static PyMethodDef methods[] = {{"run", call, METH_NOARGS, ""}, {}};\n'
+        'static PyModuleDef module = {PyModuleDef_HEAD_INIT, "old_cuda", "", -1, methods};\n'
+        "PyMODINIT_FUNC PyInit_old_cuda() { return PyModule_Create(&module); }\n",
         "b.cu": KERNEL,
     }
     for name, text in sources.items():

@@ -207,7 +207,7 @@ toolchain.cpu_features = lambda: "another"
 
 def test_arch_without_nvcc_is_an_error_and_so_is_nonsense(checkout):
     done = checkout.command(
-        "build", "--arch", "9.0", PATH="/usr/bin:/bin", CUDA_HOME="/nonexistent"
+        "build", "square", "--arch", "9.0", PATH="/usr/bin:/bin", CUDA_HOME="/nonexistent"
     )
     if done.returncode:  # else there is a toolkit in a place that torch knows
         assert "--arch needs nvcc" in done.stderr

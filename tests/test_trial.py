@@ -29,56 +29,43 @@ def living(folder, unit: str, **changes) -> Living:
     return process
 
 
-def let_in_comments(process: Living, unit: str, suffixes: tuple[str, ...]) -> set[str]:
-    """Append a comment to an operator's headers, then to its sources; the files edited."""
-    root = process.checkout.root
-    process("from loader.jit.live.reload import reloader; reloader.stand_by()")
-    process("print(loader.reload())")
-    made_of = process(
-        f"s = loader._session; print(*s.store.manifest({unit!r}, s.loaded[{unit!r}])"
-        "['inputs']['files'])"
-    ).split()
-    headers = [path for path in made_of if path.endswith((".h", ".cuh"))]
-    sources = [path for path in made_of if path.endswith(suffixes)]
-    assert headers and sources
-    alone = unit == "bilinear_interpolation"  # of one operator each source by itself
-    groups = [headers, *([path] for path in sources if alone), *([] if alone else [sources])]
-    if ".cpp" in suffixes:
-        groups += [[f"ops/{unit}.py"]]
-    for group in groups:
-        for path in group:
-            mark = "#" if path.endswith(".py") else "//"
-            with open(root / path, "a") as file:
-                file.write(f"{mark} a comment\n")
-        shown = process("r = loader.reload(time_limit=60); print([e.outcome for e in r.edits], r)")
-        assert shown.startswith("['live']"), f"{group}: {shown}"
-        assert all(path in shown for path in group), shown
-        assert "compared" not in shown and "refused" not in shown, shown
-    return {path for group in groups for path in group}
-
-
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_comment_is_let_in_wherever_it_stands(unit, tmp_path):
-    process = living(tmp_path, unit)
+    """In every file of an operator, those of CUDA too where there is nvcc.
+
+    Of one operator headers and sources come one after the other, of the others all at once.
+    """
+    with_cuda = bool(shutil.which("nvcc"))
+    process = living(tmp_path, unit, TORCH_CUDA_ARCH_LIST="9.0" if with_cuda else None)
     try:
-        edited = let_in_comments(process, unit, (".cpp",))
+        process("from loader.jit.live.reload import reloader; reloader.stand_by()")
+        process("print(loader.reload())")
+        made_of = process(
+            f"s = loader._session; print(*s.store.manifest({unit!r}, s.loaded[{unit!r}])"
+            "['inputs']['files'])"
+        ).split()
+        headers = [path for path in made_of if path.endswith((".h", ".cuh"))]
+        sources = [path for path in made_of if path.endswith((".cpp", ".cu")[: 1 + with_cuda])]
+        compiled = {*loader._session.units[unit].sources}
+        assert headers and any(path.startswith("kernels/") for path in sources)
+        assert {*sources} == {path for path in compiled if with_cuda or path.endswith(".cpp")}
+        alone = unit == "bilinear_interpolation"
+        groups = [headers, *([path] for path in sources)] if alone else [headers + sources]
+        for group in (*groups, [f"ops/{unit}.py"]):
+            let_in_comments(process, group)
     finally:
         process.end()
-    compiled = {path for path in loader._session.units[unit].sources if path.endswith(".cpp")}
-    assert any("kernels" in path for path in compiled)
-    assert compiled | {f"ops/{unit}.py"} <= edited
 
 
-@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc on PATH")
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_comment_in_a_cuda_kernel_is_let_in(unit, tmp_path):
-    process = living(tmp_path, unit, TORCH_CUDA_ARCH_LIST="9.0")
-    try:
-        edited = let_in_comments(process, unit, (".cu",))
-    finally:
-        process.end()
-    compiled = {path for path in loader._session.units[unit].sources if path.endswith(".cu")}
-    assert compiled and compiled <= edited
+def let_in_comments(process: Living, group: list[str]) -> None:
+    """Append a comment to these files, and have all that is edited be in use."""
+    for path in group:
+        with open(process.checkout.root / path, "a") as file:
+            file.write(f"{'#' if path.endswith('.py') else '//'} a comment\n")
+    shown = process("r = loader.reload(time_limit=60); print([e.outcome for e in r.edits], r)")
+    assert shown.startswith("['live']"), f"{group}: {shown}"
+    assert all(path in shown for path in group), shown
+    assert "compared" not in shown and "refused" not in shown, shown
 
 
 @pytest.fixture(scope="module")

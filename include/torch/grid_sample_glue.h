@@ -1,5 +1,6 @@
 // The torch side of grid_sample's kernels: checks, allocation, launches.
 #pragma once
+#include <algorithm>
 #include <tuple>
 
 #include "grid_sample.h"
@@ -71,6 +72,7 @@ inline GridSampleParams check(const Tensor& input, const Tensor& grid, int64_t i
     for (int64_t d = 1; d < grid.dim() - 1; ++d) p.P *= grid.size(d);
     p.size[0] = 1;
     for (int64_t d = 0; d < p.D; ++d) p.size[3 - p.D + d] = int32_t(input.size(2 + d));
+    std::copy_n(p.size, 3, p.whole);
     p.input = input.data_ptr();
     p.grid = grid.data_ptr();
     set_strides(input, p.input_stride);
@@ -123,6 +125,15 @@ inline Tensor as_float(const Tensor& x) {
     return torch::stable::to(x, torch::headeronly::ScalarType::Float);
 }
 
+/// The values at the points.
+inline Tensor values(GridSampleParams& p, const Tensor& input, const Tensor& grid) {
+    Tensor out = new_output(input, output_shape(input, grid));
+    if (out.numel() == 0) return out;
+    p.out = out.data_ptr();
+    run(p, input);
+    return out;
+}
+
 inline Tensor grid_sample(const Tensor& input, const Tensor& grid, int64_t interpolation,
                           int64_t padding, bool align_corners) {
     GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
@@ -130,11 +141,7 @@ inline Tensor grid_sample(const Tensor& input, const Tensor& grid, int64_t inter
         return torch::stable::to(
             grid_sample(as_float(input), as_float(grid), interpolation, padding, align_corners),
             input.scalar_type());
-    Tensor out = new_output(input, output_shape(input, grid));
-    if (out.numel() == 0) return out;
-    p.out = out.data_ptr();
-    run(p, input);
-    return out;
+    return values(p, input, grid);
 }
 
 inline void check_like(const char* argument, const Tensor& x, const char* name, const Tensor& like,

@@ -30,7 +30,7 @@ class Batch:
         work = self._store.path.parent / "work"
         try:
             for job in self.jobs:
-                job.recipe.check_machine()
+                job.check_machine()
             for folder in (self._store.path, work):
                 make_private(folder)
             with gate(work):  # one process gets all that nobody builds yet

@@ -22,6 +22,7 @@ from ..cache.store import DISK, Store, cannot_write
 from ..errors import BuildError
 from ..errors.problem import error_of
 from ..machine import settings
+from . import others
 from .slots import SLOTS
 from .workshop import CompileError, Workshop
 
@@ -107,6 +108,7 @@ class Job:
         self._workshop: Workshop | None = None
         self._lock: FileLock | None = None
         self._held = False
+        self._lacking: BuildError | None = None  # what this machine cannot build for
         self._began: Callable[[str], None] = lambda stage: None
 
     @property
@@ -141,8 +143,26 @@ class Job:
         finally:
             self._ended.set()
 
+    def check_machine(self) -> None:
+        """Raise BuildError where something to build with is missing, and nobody else may build."""
+        try:
+            self.recipe.check_machine()
+        except BuildError as error:
+            served = getattr(self.recipe, "served", None)
+            if error.kind != "missing_compiler" or served is None:
+                raise
+            if not others.expected() and others.holder(*self._place) is None:
+                raise
+            self._lacking = error
+
+    @property
+    def _place(self) -> tuple[Path, str]:
+        return self.store.path.parent / "work", self.recipe.folder
+
     def claim(self) -> None:
-        """Take the lock of its work folder, if nobody has it."""
+        """Take the lock of its work folder, if nobody has it and it can build."""
+        if self._lacking:
+            return
         self._lock = lock_of(work_folder(self.recipe, self.store, self.inputs))
         self._held = self._lock.take()
         if self._held:
@@ -154,8 +174,11 @@ class Job:
         try:
             show({"unit": name, "state": "queued"})
             self._began = lambda stage: show({"unit": name, "state": _DOING[stage]})
-            assert self._lock, "claimed"
-            if self._held or self._take_turn(self._lock, show):
+            if self._lacking:
+                self._wait_for_others(self._lacking, show)
+            elif not self._lock:
+                raise AssertionError("claimed")
+            elif self._held or self._take_turn(self._lock, show):
                 self._build(self._lock)
         except CompileError:
             error = BuildError(f"{name}: its build was interrupted", name, kind="interrupted")
@@ -188,6 +211,29 @@ class Job:
         lock.note()
         self.inputs = self.recipe.inputs()
         return True
+
+    def _wait_for_others(self, lacking: BuildError, show: Callable[[dict], None]) -> None:
+        """Wait for a build of another process that serves this one, whatever its compiler.
+
+        Raises: `lacking` once nobody has been at it for so long that nobody will be.
+        """
+        since = last = time.time()
+        said = False
+        while (found := self.recipe.served()) is None:  # type: ignore[attr-defined]
+            holder, now = others.holder(*self._place), time.time()
+            last = now if holder else last
+            if not said and now - since > _SAY_AFTER:
+                said = True
+                show({"unit": self.recipe.label, "state": "waiting", "holder": holder or {}})
+            if self.stopped:
+                raise CompileError("the build was ended")
+            if now - last > others.PATIENCE:
+                waited = f"no other rank built {self.recipe.label} in {others.PATIENCE:.0f} s"
+                lacking.args = (f"{lacking}; {waited}",)
+                raise lacking
+            time.sleep(_LOOK_AGAIN)
+            self.seconds["wait"] = time.time() - since
+        self.key, self.result = key(found), "waited"
 
     def _is_there(self) -> bool:
         """True if the store has the product by now."""

@@ -136,6 +136,8 @@ def _live(names: list[str]) -> Any:
 
 def describe(holder: dict) -> str:
     """Return `process 123 (12 s)`, and on which machine where that is another one."""
+    if not holder:
+        return "a rank that has a compiler"
     host = holder.get("host", "")
     where = f" on {host}" if host and host != socket.gethostname() else ""
     age = duration(time.time() - holder["since"]) if "since" in holder else "just begun"

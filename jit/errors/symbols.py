@@ -99,7 +99,7 @@ def _explain_twice(symbol: str, words: list[str], root: Path, of_the_unit: list[
 
 def _home(name: str, declared: str, root: Path, of_the_unit: list[Path]) -> Path | None:
     """Return the file where a launcher belongs: of the unit's kernels the one that is named most
-    like it, then the one that defines what stands beside it by the nearest name; else None.
+    like it, then in the fewest words, then that defines what has the nearest name; else None.
     """
     ending = {"cuda": ".cu", "cpu": ".cpp"}.get(name.rpartition("_")[2])
     kernels = [file for file in of_the_unit if root / "kernels" in file.parents]
@@ -110,7 +110,7 @@ def _home(name: str, declared: str, root: Path, of_the_unit: list[Path]) -> Path
         called = {*re.split(r"[\W_]", str(file.relative_to(root / "kernels").with_suffix("")))}
         defined = [{*other.split("_")} for other in beside if _find(other, "definition", [file])]
         near = max((len(words & other) / len(words | other) for other in defined), default=0)
-        return len(words & called), near, -len(called)
+        return len(words & called), -len(called), near
 
     return max((f for f in kernels if f.suffix == ending), key=likeness, default=None)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import derive, frame
+from . import sharding as rules
 from .watch import Watch, plainly, tidy, type_name
 
 _TAKEN = ("octet", "aten", "prim", "prims", "torch", "torchvision")
@@ -29,6 +30,7 @@ def operator(
     backward: Callable | None = None,
     name: str | None = None,
     mutates: Sequence[str] = (),
+    sharding: str | None = None,
 ) -> Any:
     """Make a kernel of yours and its reference in plain PyTorch an operator of torch.
 
@@ -61,10 +63,14 @@ def operator(
         name: "namespace::name"; by default "local::" and the name of the reference.
         mutates: names of the arguments that kernel and reference write to; such an operator has no
             gradient, and returns nothing.
+        sharding: along which sizes DTensors may be cut, by the shapes of tensor arguments and
+            results: those with a name, "(N, _), (N, 3) -> (N, _)" where rows do not depend on each
+            other, "(...) -> (...)" where elements do not. Without it each rank computes everything.
 
     Returns: the operator, a function with the signature of the reference. Its `op` is torch's
         OpOverload, `reference` the reference, and `check(*arguments)` compares kernel and reference
-        on arguments, with gradients, and runs torch.library.opcheck. Without `reference` a
+        on arguments, with gradients, and in halves as `sharding` has it, and runs
+        torch.library.opcheck. Without `reference` a
         decorator.
 
     Raises: TypeError or ValueError for a reference whose schema cannot be told, or a name that is
@@ -74,11 +80,16 @@ def operator(
     """
     if reference is None:
         return functools.partial(
-            operator, kernel=kernel, backward=backward, name=name, mutates=mutates
+            operator,
+            kernel=kernel,
+            backward=backward,
+            name=name,
+            mutates=mutates,
+            sharding=sharding,
         )
     if not callable(reference):
         raise TypeError(f"operator: reference must be a function, got {type(reference).__name__}")
-    return Definition(reference, kernel, backward, name, mutates).function()
+    return Definition(reference, kernel, backward, name, mutates, sharding).function()
 
 
 class Definition:
@@ -91,16 +102,31 @@ class Definition:
         backward: Callable | None,
         name: str | None,
         mutates: Sequence[str],
+        sharding: str | None,
     ):
         self.reference, self.backward, self.mutates = reference, backward, mutates
         self.name = _checked_name(name, reference)
-        self.kernels = _kernels(self.name, kernel)
-        self.parameters = [*inspect.signature(reference).parameters.values()]
+        if isinstance(mutates, str) or not isinstance(mutates, Sequence):
+            got = f"[{mutates!r}]" if isinstance(mutates, str) else "a list of them"
+            raise TypeError(f"{self.name}: mutates must be names of arguments; write {got}")
+        try:
+            self.parameters = [*inspect.signature(reference).parameters.values()]
+        except ValueError:
+            raise TypeError(
+                f"{self.name}: the reference must be a function of Python with annotated "
+                f"arguments, got {reference!r}; write one that calls it"
+            ) from None
         self.schema = self._find_schema()
+        self.kernels = _kernels(self.name, kernel, [p.name for p in self.parameters])
         self.tensors = [i for i, a in enumerate(self.schema.arguments) if "Tensor" in str(a.type)]
+        self.shapes = self._shapes(sharding)
         written = [p.name in mutates for p in self.parameters]
         named = [p.name for p in self.parameters]
         self._watch = Watch(self.name, named, written, self.run_reference)
+        if backward is not None:
+            count = len(self.schema.returns)
+            grads = ["grad"] if count == 1 else [f"grad_{i}" for i in range(count)]
+            _check_function(self.name, "backward", backward, [*grads, *named])
         if backward is not None and mutates:
             raise ValueError(
                 f"{self.name}: an operator that writes to {', '.join(mutates)} has no gradient; "
@@ -141,7 +167,7 @@ class Definition:
                 raise ValueError(f"mutates names {', '.join(unknown)}, which is no argument")
             text = torch.library.infer_schema(self._positional(), mutates_args=[*self.mutates])
         except ValueError as error:
-            said = str(error).partition("Got func with")[0].strip()
+            said = re.split(r"Got func with|Please file", str(error))[0].strip()
             raise TypeError(f"{self.name}: the reference has no schema: {said}") from None
         if not _RETURNS.search(text) or bool(self.mutates) != text.endswith("()"):
             expected = "nothing, as it writes to arguments" if self.mutates else "tensors"
@@ -172,13 +198,46 @@ class Definition:
     def _register(self) -> Any:
         """Give torch the operator, its kernel and its fake; the OpOverload."""
         frame.forget(self.name)
-        made = torch.library.custom_op(
-            self.name, self._run, mutates_args=[*self.mutates], schema=self.text
-        )
+        try:
+            made = torch.library.custom_op(
+                self.name, self._run, mutates_args=[*self.mutates], schema=self.text
+            )
+        except RuntimeError as error:
+            if "multiple times" not in str(error):
+                raise
+            raise ValueError(
+                f"operator: {self.name} is registered already, not by loader.operator; choose "
+                "another name"
+            ) from None
         made.register_fake(self._fake)
         if not self.mutates:
             derive.one_by_one(made._opoverload)
+            rules.offer(made._opoverload, self._cut)
         return made._opoverload
+
+    def _shapes(self, text: str | None) -> rules.Shapes | None:
+        """What `sharding` says. Raises: ValueError."""
+        if text is None:
+            return None
+        try:
+            found = rules.Shapes(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        counts = len(self.tensors), len(self.schema.returns)
+        if self.mutates or (found.inputs, found.outputs) != counts:
+            expected = "nothing, as the operator writes to arguments"
+            if not self.mutates:
+                expected = "the shapes of {} tensor arguments and {} results".format(*counts)
+            raise ValueError(f"{self.name}: sharding must be {expected}, got {text!r}")
+        return found
+
+    def _cut(self, *args: Any) -> rules.Cut:
+        args = self._filled(args)
+        if self.shapes is None:
+            return rules.replicated(args, len(self.schema.returns))
+        inputs, outputs = rules.forward(self.shapes, [args[i] for i in self.tensors])
+        of_tensors = dict(zip(self.tensors, inputs, strict=True))
+        return [of_tensors.get(i) for i in range(len(args))], outputs
 
     def _fake(self, *args: Any) -> Any:
         """What the reference returns for tensors without data, as the kernel's: contiguous."""
@@ -195,7 +254,7 @@ class Definition:
         device = next((x.device.type for x in args if isinstance(x, Tensor)), "cpu")
         kernel = self.kernels.get(device, self.kernels.get(""))
         if kernel is None:
-            return tidy(self.run_reference(*args), args)
+            return tidy(self._watch.run(None, args), args)
         written = (p.name in self.mutates for p in self.parameters)
         plain = [plainly(x, w) for x, w in zip(args, written, strict=True)]
         return tidy(self._watch.run(kernel, plain), ())
@@ -224,7 +283,25 @@ class Definition:
             written = [x for p, x in zip(names, own, strict=True) if p in self.mutates]
             results.append([x.detach() for x in (*outs, *grads, *written)])
         torch.testing.assert_close(*results)
+        self._check_halves(args)
         torch.library.opcheck(self.public.op, args)  # type: ignore[attr-defined]
+
+    def _check_halves(self, args: tuple) -> None:
+        """AssertionError where sizes may be cut by `sharding` that may not be."""
+        if self.shapes is None:
+            return
+
+        def run(*tensors: Any) -> Any:
+            own = dict(zip(self.tensors, tensors, strict=True))
+            return self.public(*[own.get(i, x) for i, x in enumerate(args)])
+
+        tensors = [args[i] for i in self.tensors]
+        with torch.no_grad():
+            whole = run(*tensors)
+            whole = whole if isinstance(whole, tuple) else (whole,)
+            for name, found in rules.in_halves(self.shapes, run, tensors):
+                message = f"{self.name}: sharding: results in halves along {name} differ: "
+                torch.testing.assert_close(found, whole, msg=lambda m, to=message: to + m)
 
 
 def _checked_name(name: str | None, reference: Callable) -> str:
@@ -242,13 +319,12 @@ def _checked_name(name: str | None, reference: Callable) -> str:
     return name
 
 
-def _kernels(name: str, kernel: Any) -> dict[str, Callable]:
+def _kernels(name: str, kernel: Any, arguments: list[str]) -> dict[str, Callable]:
     """Kernels by type of device, "" being any."""
     found = {} if kernel is None else {**kernel} if isinstance(kernel, Mapping) else {"": kernel}
     for device, function in found.items():
-        if not callable(function):
-            where = f" for {device!r}" if device else ""
-            raise TypeError(f"{name}: kernel{where} must be a function, got {type_name(function)}")
+        where = f" for {device!r}" if device else ""
+        _check_function(name, f"kernel{where}", function, arguments)
         if device:
             try:
                 torch.device(device)
@@ -257,6 +333,23 @@ def _kernels(name: str, kernel: Any) -> dict[str, Callable]:
                     f"{name}: kernel must be a dict by type of device, as 'cuda', got {device!r}"
                 ) from None
     return found
+
+
+def _check_function(name: str, what: str, function: Any, arguments: list[str]) -> None:
+    """Raise TypeError for what is no function, or does not take so many arguments."""
+    if not callable(function):
+        raise TypeError(f"{name}: {what} must be a function, got {type_name(function)}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of C++, which does not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: {what} must take the arguments ({', '.join(arguments)}) by position, got a "
+            f"function of {signature}: {error}"
+        ) from None
 
 
 def _leaf(x: Any, wanted: bool) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from . import frame
+from . import frame, sharding
 from .watch import plainly, tidy, type_name
 
 
@@ -26,6 +26,7 @@ class Definition(Protocol):
     parameters: list[inspect.Parameter]
     tensors: list[int]  # the numbers of the arguments that are tensors
     backward: Callable | None
+    shapes: sharding.Shapes | None
 
     def run_reference(self, *args: Any) -> Any:
         """Call the reference."""
@@ -33,7 +34,11 @@ class Definition(Protocol):
 
 def is_smooth(x: object) -> bool:
     """True for a tensor that may have a gradient."""
-    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+    return isinstance(x, Tensor) and _is_smooth(x.dtype)
+
+
+def _is_smooth(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def differentiable(of: Definition, op: Any) -> Callable:
@@ -82,6 +87,16 @@ def _register_backward(of: Definition) -> Callable:
     def fake(*args: Any) -> Any:
         return _untupled(tuple(_blank(args[returns + i], args[0]) for i in of.tensors))
 
+    def cut(*args: Any) -> sharding.Cut:
+        if of.shapes is None:
+            return sharding.replicated(args, len(of.tensors))
+        tensors = [args[returns + i] for i in of.tensors]
+        need = [x is not None and _is_smooth(x.tensor_meta.dtype) for x in tensors]
+        inputs, gradients = sharding.backward(of.shapes, [*args[:returns], *tensors], need)
+        at = [*range(returns), *(returns + i for i in of.tensors)]
+        of_tensors = dict(zip(at, inputs, strict=True))
+        return [of_tensors.get(i) for i in range(len(args))], gradients
+
     def setup(ctx: Any, inputs: Sequence, output: Any) -> None:
         _keep(ctx, inputs)
 
@@ -95,6 +110,7 @@ def _register_backward(of: Definition) -> Callable:
     made = torch.library.custom_op(name, run, mutates_args=(), schema=schema)
     made.register_fake(fake)
     one_by_one(made._opoverload)
+    sharding.offer(made._opoverload, cut)
     return frame.differentiable(made._opoverload, setup, again, tangent)
 
 
@@ -175,8 +191,14 @@ def _smooth_part(function: Callable, args: Sequence) -> tuple[list[int], Callabl
 
 
 def _with_autograd(function: Callable, *args: Any) -> Any:
-    """Call a function that differentiates, inside of a kernel, where torch has that turned off."""
+    """Call a function that differentiates, inside of a kernel, where torch has that turned off.
+
+    So it has torch.func, where the kernel is called for a rank's part of DTensors.
+    """
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    layers = "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode"
+    for name in ("ADInplaceOrView", "FuncTorchGradWrapper", *layers):
+        keys = keys.add(getattr(torch._C.DispatchKey, name))
     excluded = torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(
         torch._C._dispatch_tls_local_include_set(), excluded - keys

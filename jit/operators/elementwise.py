@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import sharding
 from .frame import (
     asked,
     backward_form,
@@ -68,7 +69,11 @@ def elementwise(
                 found = total(found, backward(to, inputs, [k == i for k in range(len(names))])[i])
         return found
 
-    fake(operator, lambda *x: _like_the_first(name, names, x))
+    fake(
+        operator,
+        lambda *x: _like_the_first(name, names, x),
+        lambda *x: sharding.forward(_shapes(len(names)), x),
+    )
     batched(operator, flatten=False)
     formula = differentiable(operator, save, derive, change)
 
@@ -106,6 +111,10 @@ def _like_the_first(name: str, names: list[str], tensors: tuple) -> Tensor:
     return torch.empty_like(tensors[0])
 
 
+def _shapes(count: int) -> sharding.Shapes:
+    return sharding.Shapes(f"{', '.join(['(...)'] * count)} -> (...)")
+
+
 class _Mask(tuple):
     """One argument, for torch.func, which takes a tuple or a list to pieces."""
 
@@ -134,7 +143,12 @@ def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
         def gradients(grad_out, *inputs):
             return wanted(torch.func.vjp(reference, *inputs)[1](grad_out))
 
-        return torch.func.vjp(gradients, *tensors)[1](wanted(arriving))
+        def derive(*args):
+            return torch.func.vjp(gradients, *args[: len(tensors)])[1](args[len(tensors) :])
+
+        args = *tensors, *wanted(arriving)
+        of_each = sharding.forward(_shapes(len(args)), args)[0]
+        return sharding.locally(of_each, derive, args, like=range(len(tensors)))
 
     def derive(ctx, *arriving):
         grads = second(ctx.mask, ctx.saved_tensors, arriving)
@@ -157,7 +171,10 @@ def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
         )
         return found if several else found[0]
 
-    fake(operator, fake_backward)
+    def cut(*args):
+        return sharding.backward(_shapes(len(names)), args, args[-1] if several else (True,))
+
+    fake(operator, fake_backward, cut)
     batched(operator, flatten=False)
     call = differentiable(operator, save, derive, change)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import session
+from . import session, sharding
 
 
 def library(name: str):
@@ -50,10 +50,13 @@ def forget(name: str) -> None:
         del _latest[key]
 
 
-def fake(op, function: Callable) -> None:
-    """Tell torch what a registered operator returns for tensors without data."""
+def fake(op, function: Callable, cut: sharding.Find | None = None) -> None:
+    """Tell torch what a registered operator returns for tensors without data, and DTensor along
+    which sizes it may be cut; where that is not said each rank computes everything.
+    """
     if later := _later(op.name(), "fake", function):
         torch.library.register_fake(op.name(), later)
+    sharding.offer(op, cut or (lambda *x: sharding.replicated(x, len(op._schema.returns))))
 
 
 def vmap(op, rule: Callable) -> None:

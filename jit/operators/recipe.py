@@ -12,7 +12,7 @@ from pathlib import Path
 from ..build import flags
 from ..build.workshop import Compile, Object, Workshop
 from ..cache.explain import why_built
-from ..cache.key import built_sources, keeps_to_stable_abi, levels_of, manifest
+from ..cache.key import built_sources, keeps_to_stable_abi, key, levels_of, manifest
 from ..cache.store import Store
 from ..errors import BuildError
 from ..errors.diagnose import find_problems
@@ -76,6 +76,14 @@ class OperatorRecipe:
     def check_machine(self) -> None:
         """Raise BuildError without a C++ compiler."""
         flags.check_compiler(self._toolchain)
+
+    def served(self) -> dict | None:
+        """Return what an entry of the store was made of that will do here, by whom ever made."""
+        sources = self._read()
+        inputs = manifest(self._unit, self._toolchain, sources)
+        found = self._store.serving(self._unit, inputs, self._toolchain, sources)
+        made = found | {"unit": self.unit} if found else None
+        return made if made and self._store.has(self.unit, key(made)) else None
 
     def make(self, workshop: Workshop, inputs: dict) -> tuple[dict[int, Path], dict]:
         """Compile what is not there yet and link the library, for each level."""

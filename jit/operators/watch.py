@@ -25,24 +25,29 @@ class Watch:
         self._seen: set[tuple] = set()
         self._guard = threading.Lock()
 
-    def run(self, kernel: Callable, args: Sequence) -> Any:
-        """Return what the kernel does. Raises: RuntimeError where that cannot be right."""
+    def run(self, kernel: Callable | None, args: Sequence) -> Any:
+        """Return what the kernel, or the reference, does.
+
+        Raises: RuntimeError where that cannot be right.
+        """
+        who, kernel = ("kernel", kernel) if kernel else ("reference", self._reference)
         kind = tuple(
             (x.shape, x.dtype, x.device) if isinstance(x, Tensor) else type(x) for x in args
         )
         if kind in self._seen or len(self._seen) >= _MOST_KINDS:
             return kernel(*args)
-        expected = self._expected(args)
+        expected = self._expected(args) if who == "kernel" else None
         before = [
             x.clone() if isinstance(x, Tensor) and not w and x.numel() <= _MOST_COPIED else None
             for x, w in zip(args, self._written, strict=True)
         ]
         result = kernel(*args)
-        self._check(result, expected, args)
+        if who == "kernel":
+            self._check(result, expected, args)
         for argument, old, x in zip(self._arguments, before, args, strict=True):
             if old is not None and not ((old == x) | (x != x)).all():
                 raise RuntimeError(
-                    f"{self._name}: the kernel wrote to its argument {argument}; return a new "
+                    f"{self._name}: the {who} wrote to its argument {argument}; return a new "
                     f"tensor, or declare mutates=({argument!r},)"
                 )
         with self._guard:
@@ -51,16 +56,28 @@ class Watch:
 
     def _expected(self, args: Sequence) -> Any:
         """What the reference returns for these arguments without their data."""
-        from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+        from torch._subclasses import fake_tensor
 
-        with FakeTensorMode() as mode:
+        with fake_tensor.FakeTensorMode() as mode:
             fakes = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in args]
             try:
                 return self._reference(*fakes)
-            except DynamicOutputShapeException as error:
+            except fake_tensor.DynamicOutputShapeException as error:
                 raise NotImplementedError(
                     f"{self._name}: the shape of what the reference returns depends on values "
                     f"({error.func}), so that torch.compile could not tell it"
+                ) from None
+            except fake_tensor.DataDependentOutputException as error:
+                raise NotImplementedError(
+                    f"{self._name}: the reference asks a tensor for a value ({error.func}), which "
+                    "torch.compile could not tell; leave it in a tensor, without item() or float()"
+                ) from None
+            except (RuntimeError, TypeError) as error:
+                if "numpy" not in str(error):
+                    raise
+                raise NotImplementedError(
+                    f"{self._name}: the reference must be plain PyTorch, which gives shapes and "
+                    f"gradients, and it calls numpy: {error}"
                 ) from None
 
     def _check(self, result: Any, expected: Any, args: Sequence) -> None:

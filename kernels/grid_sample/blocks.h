@@ -40,7 +40,7 @@ struct Points {
     }
     template <int kTaps>
     void find(int a, const A* x) {
-        find_taps<kTaps>(x, count, p.size[a], p.padding, p.align_corners, slopes, axis[a]);
+        find_taps<kTaps>(x, count, p.window(a), p.padding, p.align_corners, slopes, axis[a]);
     }
     /// Forgets taps outside of [begin, end) of the slowest axis; whether any are left.
     bool keep(int taps, int64_t begin, int64_t end) {

@@ -97,7 +97,7 @@ struct Cell {
     /// By how many pixels the position moves with coordinate d.
     __device__ A moved(int d, const GridSampleParams& p) const {
         const uint32_t sign = flags >> (8 + 2 * d) & 3;
-        const A scale = pixels_per_unit(A(p.size[2 - d]), p.align_corners);
+        const A scale = pixels_per_unit(A(p.whole[2 - d]), p.align_corners);
         return sign == 0 ? A(0) : sign == 1 ? scale : -scale;
     }
 };
@@ -236,12 +236,13 @@ __device__ inline Spot<A, D> spot_of(const GridSampleJob& job, const Coordinates
         const int size = p.size[2 - d];
         A u = (at.x[d] + 1) * scale + shift, sign = 1;
         if (p.padding == Padding::kReflection)
-            u = quickly_reflected(u, size, p.align_corners, &sign);
+            u = quickly_reflected(u, p.whole[2 - d], p.align_corners, &sign);
         if (kSlope) {
             real = real && u == u;
             spot.flags |= u > least && u < most ? bits_of(sign) << (8 + 2 * d) : 0;
         }
-        spot.index[d] = pixel_of(fmin(fmax(u, least), most), nearest, spot.part[d]);
+        spot.index[d] =
+            pixel_of(fmin(fmax(u, least), most), nearest, spot.part[d]) - p.first[2 - d];
         whole = whole && unsigned(spot.index[d]) < unsigned(size - 1);
     }
     if (kSlope) spot.flags |= uint32_t(spot.index[0] & 1) << 16;

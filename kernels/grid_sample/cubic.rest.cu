@@ -21,7 +21,7 @@ struct CubicPoint {
                 at.b * p.grid_stride[0] + p.grid_points.at(job.packed ? at.i : job.first + at.i);
 #pragma unroll
             for (int d = 0; d < D; ++d) {
-                const A size = A(p.size[2 - d]), scale = pixels_per_unit(size, p.align_corners);
+                const A size = A(p.whole[2 - d]), scale = pixels_per_unit(size, p.align_corners);
                 const A x =
                     unnormalized(load_as<A>(p.grid_dtype, p.grid, from + d * p.grid_stride[1]),
                                  size, p.align_corners);

@@ -44,9 +44,9 @@ struct CubicBlock : Points<A> {
         this->coordinates(p.grid, p.grid_points, p.grid_stride, a, x);
         Points<A>::template find<4>(a, x);
         if (orders < 3) return;
-        const A scale = pixels_per_unit(A(p.size[a]), p.align_corners);
+        const A scale = pixels_per_unit(A(p.whole[a]), p.align_corners);
         for (int i = 0; i < count; ++i) {
-            const A at = unnormalized(x[i], A(p.size[a]), p.align_corners);
+            const A at = unnormalized(x[i], A(p.whole[a]), p.align_corners);
             A w[4];
             Taps<A, 4>::cubic_curve(w, at - floor(at), scale * scale);
             for (int k = 0; k < 4; ++k) curve[a][k][i] = w[k];

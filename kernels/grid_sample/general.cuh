@@ -32,13 +32,12 @@ struct PointTaps {
 #pragma unroll
         for (int d = 0; d < D; ++d) {
             const A x = load_as<A>(p.grid_dtype, p.grid, from + d * p.grid_stride[1]);
-            const int size = p.size[2 - d];
+            const Window in = p.window(2 - d);
             if (kTaps == 2 && p.interpolation == Interpolation::kNearest) {
-                const auto one =
-                    Taps<A, 1>::template of<kSlope>(x, size, p.padding, p.align_corners);
+                const auto one = Taps<A, 1>::template of<kSlope>(x, in, p.padding, p.align_corners);
                 axis[d] = {{one.index[0], -1}, {A(1), A(0)}, {A(0), A(0)}};
             } else {
-                axis[d] = Taps<A, kTaps>::template of<kSlope>(x, size, p.padding, p.align_corners);
+                axis[d] = Taps<A, kTaps>::template of<kSlope>(x, in, p.padding, p.align_corners);
             }
         }
     }

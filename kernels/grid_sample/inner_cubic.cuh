@@ -10,12 +10,12 @@
 __device__ inline bool inner_taps(const GridSampleJob& job, int d, float x, int& index,
                                   float (&weight)[4]) {
     const AxisOf<float>& axis = job.axes[d];
-    const int size = job.p.size[d];
-    const float u = fmin(fmax((x + 1) * axis.scale + axis.shift, -3.f), float(size) + 2);
+    const Window in = job.p.window(d);
+    const float u = fmin(fmax((x + 1) * axis.scale + axis.shift, -3.f), float(in.whole) + 2);
     float part;
-    index = pixel_of(u, false, part);
+    index = pixel_of(u, false, part) - in.first;
     Taps<float, 4>::cubic(weight, part);
-    return index >= 1 && index + 2 < size;
+    return index >= 1 && index + 2 < in.size;
 }
 
 /// An image's point, all of whose taps lie in the image, as those of the points beside it do; false

@@ -147,7 +147,7 @@ void begin_fixed(GridSampleJob& job, char* scratch, int64_t bytes, cudaStream_t 
                            p.to_grad_grid_stride[1], p.to_grad_grid_points, p.P),
                  words + 1, stream);
     double slope = 0;
-    for (int d = 0; d < p.D; ++d) slope += p.size[2 - d];
+    for (int d = 0; d < p.D; ++d) slope += p.whole[2 - d];
     bound_kernel<<<1, 1, 0, stream>>>(words, slope);
 }
 

@@ -34,7 +34,7 @@ Offsets steps_of(const GridSampleParams& p, const int64_t (&stride)[5], int size
         const int64_t each = p.size[d] > 1 ? stride[2 + d] / unit : 0;
         s.step[d] = int(each);
         most = std::max(most, std::max(each, each * p.size[d]));
-        rounds = rounds && p.size[d] < 1 << 21;
+        rounds = rounds && p.whole[d] < 1 << 21;
     }
     s.unit = int(unit * size);
     s.fits = rounds && most < kLimit && unit * size < kLimit;
@@ -59,7 +59,7 @@ int vector_of(const GridSampleParams& p, const void* data, const int64_t (&strid
 
 template <typename A>
 AxisOf<A> axis_of(const GridSampleParams& p, int d) {
-    const A size = A(p.size[d]), last = size - 1;
+    const A size = A(p.whole[d]), last = size - 1;
     const A scale = (p.align_corners ? last : size) / 2, shift = p.align_corners ? 0 : A(-0.5);
     if (p.padding == Padding::kZeros) return {scale, shift, -2, size + 1};
     return {scale, shift, 0, last};

@@ -42,7 +42,7 @@ bool is_scattered(const GridSampleParams& p) {
             double away = 0;
             for (int d = 0; d < p.D; ++d) {
                 const int64_t k = d * p.grid_stride[1];
-                away += fabs(double(load(next[k])) - double(load(one[k]))) * p.size[2 - d] / 2;
+                away += fabs(double(load(next[k])) - double(load(one[k]))) * p.whole[2 - d] / 2;
             }
             far += !(away < kFar);
         }

@@ -62,13 +62,13 @@ class Planes {
     /// pixels A can number.
     bool find_places(int axis, A* x, A* at) const {
         coordinates(axis, x);
-        const A size = A(p.size[axis]), most = std::min(A(1 << 30) / size, A(1 << 20));
+        const A size = A(p.whole[axis]), most = std::min(A(1 << 30) / size, A(1 << 20));
         int strange = 0;
         for (int i = 0; i < kBlock; ++i) {
             strange |= !(fabs(x[i]) < most);
             at[i] = unnormalized(x[i], size, p.align_corners);
         }
-        return !strange && (sizeof(A) == 8 || p.size[axis] <= 1 << 24);
+        return !strange && (sizeof(A) == 8 || p.whole[axis] <= 1 << 24);
     }
 
     /// The pairs of an axis.

@@ -67,9 +67,9 @@ template <typename A>
 inline void Planes<A>::cubic() {
     A at[kBlock];
     coordinates(1, at);  // y
-    find_taps<4>(at, n, p.size[1], p.padding, p.align_corners, slopes, rows);
+    find_taps<4>(at, n, p.window(1), p.padding, p.align_corners, slopes, rows);
     coordinates(2, at);
-    find_taps<4>(at, n, p.size[2], p.padding, p.align_corners, slopes, columns);
+    find_taps<4>(at, n, p.window(2), p.padding, p.align_corners, slopes, columns);
     for (int i = 0; i < n; ++i) {
         const int first = columns.index[0][i];
         const int up = rows.index[0][i] | rows.index[1][i] | rows.index[2][i] | rows.index[3][i];

@@ -8,13 +8,15 @@ template <typename A>
 NOINLINE void Planes<A>::find_pairs(int axis, Pairs& to) {
     A x[kBlock], at[kBlock], moved[kBlock], sign[kBlock];
     const bool moderate = find_places(axis, x, at);
-    const int size = p.size[axis], last = size - 2;
+    const Window in = p.window(axis);
+    const A whole = A(in.whole), first = A(in.first);
+    const int last = in.size - 2;
     int outside = 0;
     if (!moderate) {
         for (int i = 0; i < kBlock; ++i) {
             const auto t =
-                p.grad_out ? Taps<A, 2>::template of<true>(x[i], size, p.padding, p.align_corners)
-                           : Taps<A, 2>::template of<false>(x[i], size, p.padding, p.align_corners);
+                p.grad_out ? Taps<A, 2>::template of<true>(x[i], in, p.padding, p.align_corners)
+                           : Taps<A, 2>::template of<false>(x[i], in, p.padding, p.align_corners);
             const int left = t.index[0], right = t.index[1];
             to.first[i] = left < 0 ? 0 : std::min(left, last);
             to.moved[i] = left >= 0 ? left - to.first[i] : right >= 0 ? -1 : 2;
@@ -28,17 +30,18 @@ NOINLINE void Planes<A>::find_pairs(int axis, Pairs& to) {
             outside |= to.moved[i];
         }
     } else {
-        const A unit = pixels_per_unit(A(size), p.align_corners);
+        const A unit = pixels_per_unit(whole, p.align_corners);
         const A* place = at;
         if (p.padding != Padding::kZeros) {
-            pad(at, moved, sign, kBlock, A(size), p.padding, p.align_corners);
+            pad(at, moved, sign, kBlock, whole, p.padding, p.align_corners);
             place = moved;
         }
         // A weight is how much less than a pixel its own is away.
         for (int i = 0; i < kBlock; ++i) {
-            const A floored = floor(place[i]), low = floored > 0 ? floored : A(0);
+            const A in_window = place[i] - first, floored = floor(in_window);
+            const A low = floored > 0 ? floored : A(0);
             const A kept = low < A(last) ? low : A(last);
-            const A left = 1 - fabs(place[i] - kept), right = 1 - fabs(place[i] - (kept + 1));
+            const A left = 1 - fabs(in_window - kept), right = 1 - fabs(in_window - (kept + 1));
             const int by = int(floored - kept);
             to.first[i] = int(kept), to.moved[i] = by;
             to.weight[0][i] = left > 0 ? left : A(0);
@@ -60,14 +63,14 @@ template <typename A>
 NOINLINE void Planes<A>::find_nearest(int axis, Pairs& to) {
     A x[kBlock], at[kBlock], moved[kBlock], sign[kBlock];
     const bool moderate = find_places(axis, x, at);
-    const int size = p.size[axis];
+    const Window in = p.window(axis);
+    const A whole = A(in.whole), first = A(in.first), last = A(in.size - 1);
     Int outside = 0;
     if (!moderate) {
         for (int i = 0; i < kBlock; ++i) {
             using T = Taps<A, 1>;
-            const auto t = p.grad_out
-                               ? T::template of<true>(x[i], size, p.padding, p.align_corners)
-                               : T::template of<false>(x[i], size, p.padding, p.align_corners);
+            const auto t = p.grad_out ? T::template of<true>(x[i], in, p.padding, p.align_corners)
+                                      : T::template of<false>(x[i], in, p.padding, p.align_corners);
             const int index = t.index[0];
             to.first[i] = std::max(index, 0), to.mask[0][i] = -Int(index >= 0);
             outside |= index < 0;
@@ -75,14 +78,14 @@ NOINLINE void Planes<A>::find_nearest(int axis, Pairs& to) {
     } else {
         const A* place = at;
         if (p.padding != Padding::kZeros) {
-            pad(at, moved, sign, kBlock, A(size), p.padding, p.align_corners);
+            pad(at, moved, sign, kBlock, whole, p.padding, p.align_corners);
             place = moved;
         }
         for (int i = 0; i < kBlock; ++i) {
-            const A index = rint(place[i]), low = index > 0 ? index : A(0);
-            const A kept = low < A(size - 1) ? low : A(size - 1);
-            const Int in = -Int(index == kept);
-            to.first[i] = int(kept), to.mask[0][i] = in, outside |= ~in;
+            const A index = rint(place[i]) - first, low = index > 0 ? index : A(0);
+            const A kept = low < last ? low : last;
+            const Int is_in = -Int(index == kept);
+            to.first[i] = int(kept), to.mask[0][i] = is_in, outside |= ~is_in;
         }
     }
     to.inside = !outside;

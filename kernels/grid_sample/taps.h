@@ -55,22 +55,22 @@ NOINLINE void pad(const A* from, A* to, A* sign, int n, A size, Padding padding,
 
 /// `Taps::of` for n coordinates, in vectors where all are of moderate size.
 template <int kTaps, typename A>
-void find_taps(const A* x, int n, int size, Padding padding, bool align_corners, bool slopes,
-               Axis<A>& axis) {
-    const A most = std::min(A(1 << 30) / A(size), A(1 << 20));
+void find_taps(const A* x, int n, const Window& in, Padding padding, bool align_corners,
+               bool slopes, Axis<A>& axis) {
+    const A size = A(in.whole), most = std::min(A(1 << 30) / size, A(1 << 20));
     int strange = 0, outside = 0;
     for (int i = 0; i < n; ++i) strange |= !(fabs(x[i]) < most);
     if (strange) {
         for (int i = 0; i < n; ++i) {
             using T = Taps<A, kTaps>;
-            const T taps = slopes ? T::template of<true>(x[i], size, padding, align_corners)
-                                  : T::template of<false>(x[i], size, padding, align_corners);
+            const T taps = slopes ? T::template of<true>(x[i], in, padding, align_corners)
+                                  : T::template of<false>(x[i], in, padding, align_corners);
             for (int k = 0; k < kTaps; ++k) {
                 // Outside a weight may be NaN, which counts only for a cubic's, as torch has it.
-                const bool in =
+                const bool counts =
                     taps.index[k] >= 0 || (kTaps == 4 && taps.weight[k] != taps.weight[k]);
-                axis.index[k][i] = taps.index[k], axis.weight[k][i] = in ? taps.weight[k] : 0;
-                if (slopes) axis.slope[k][i] = in ? taps.slope[k] : 0;
+                axis.index[k][i] = taps.index[k], axis.weight[k][i] = counts ? taps.weight[k] : 0;
+                if (slopes) axis.slope[k][i] = counts ? taps.slope[k] : 0;
                 outside |= taps.index[k] < 0;
             }
         }
@@ -78,10 +78,11 @@ void find_taps(const A* x, int n, int size, Padding padding, bool align_corners,
         return;
     }
     A at[kBlock] = {}, sign[kBlock], moved[kBlock];
-    const A per_unit = pixels_per_unit(A(size), align_corners);
-    for (int i = 0; i < n; ++i) at[i] = unnormalized(x[i], A(size), align_corners);
+    const A per_unit = pixels_per_unit(size, align_corners);
+    for (int i = 0; i < n; ++i) at[i] = unnormalized(x[i], size, align_corners);
     const auto set_index = [&](int k, int i, int to) {
-        const bool out = (to < 0) | (to >= size);
+        to -= in.first;
+        const bool out = (to < 0) | (to >= in.size);
         axis.index[k][i] = out ? -1 : to;
         outside |= out;
     };
@@ -95,11 +96,11 @@ void find_taps(const A* x, int n, int size, Padding padding, bool align_corners,
         for (int k = 0; k < 4; ++k) {
             A whole[kBlock];
             for (int i = 0; i < n; ++i) whole[i] = floor(at[i]) + (k - 1);
-            pad(whole, moved, sign, n, A(size), padding, align_corners);
+            pad(whole, moved, sign, n, size, padding, align_corners);
             for (int i = 0; i < n; ++i) set_index(k, i, int(moved[i]));
         }
     } else {
-        pad(at, moved, sign, n, A(size), padding, align_corners);
+        pad(at, moved, sign, n, size, padding, align_corners);
         if constexpr (kTaps == 1) {
             for (int i = 0; i < n; ++i) {
                 set_index(0, i, int(rint(moved[i])));

@@ -6,20 +6,12 @@
 #include "short.cuh"
 #include "vector.cuh"
 
-/// What they are for 16-bit and float64 elements, and for a number of features other than 1, 2, 4
-/// and 8; compiled side by side.
-OCTET_KERNEL const char* hash_grid_16bit_cuda(const HashGridParams* p, void* stream);
-OCTET_KERNEL const char* hash_grid_double_cuda(const HashGridParams* p, void* stream);
+/// What they are for any number of features, in a file of its own.
 OCTET_KERNEL const char* hash_grid_any_cuda(const HashGridParams* p, void* stream);
-OCTET_KERNEL const char* hash_grid_points_16bit_cuda(const HashGridParams* p, void* stream);
-OCTET_KERNEL const char* hash_grid_points_double_cuda(const HashGridParams* p, void* stream);
 OCTET_KERNEL const char* hash_grid_points_any_cuda(const HashGridParams* p, void* stream);
 /// The gradient of table levels from `first` on, a group of them, added as table.cu's kernel does.
 OCTET_KERNEL void hash_grid_table_any_cuda(const HashGridParams* p, int first, void* sums,
                                            unsigned long long* memory, void* stream);
-
-/// Whether there are kernels for this number of features alone.
-inline bool own_kernels(const HashGridParams& p) { return p.F <= 8 && (p.F & (p.F - 1)) == 0; }
 
 namespace {
 
