@@ -30,7 +30,8 @@ from .referee import Referee
 from .witness import live
 
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys")
-_ROOMS = ("jit", "ops", "kernels", "include", "loader.py", "__init__.py", "nn.py", "prebuilt")
+_ROOMS = ("jit", "ops", "kernels", "include", "prebuilt", "loader.py", "__init__.py")
+_ROOMS += "nn.py", "distributed.py"
 
 
 def serve(gpu: bool) -> None:
