@@ -173,7 +173,6 @@ def measure(mesh, one, rank, ranks, options, size, channels, points) -> tuple[di
     """Figures of a case, of rank 0 where ranks differ, and this rank's values."""
     device, on_gpu = options.device, options.device == "cuda"
     shard, grid = tensors(size, channels, points, ranks, rank, device)
-    weights = torch.ones(1, channels, 1, 1, points, device=device)
 
     def forward():
         return loader.distributed.sample_sharded(shard, grid, mesh)
@@ -185,18 +184,18 @@ def measure(mesh, one, rank, ranks, options, size, channels, points) -> tuple[di
     row: dict = {"predicted": predicted(size, channels, points, ranks)}
     with Counter() as counter:
         forward()
-        row["forward_bytes"], counter.sent = counter.sent, 0
-        shard.requires_grad_(), grid.requires_grad_()
-        both()
-        row["backward_bytes"] = counter.sent - row["forward_bytes"]
-        shard.requires_grad_(False), grid.requires_grad_(False)
+        row["forward_bytes"] = counter.sent
     row["forward_ms"] = timed(device, options.repeats, forward)
     row["no_exchange_ms"] = timed(
         device, options.repeats, lambda: loader.distributed.sample_sharded(shard, grid, one)
     )
     if on_gpu:
         row["forward_peak"], row["forward_hidden"] = peak(forward), hidden(forward)
+    weights = torch.ones(1, channels, 1, 1, points, device=device)
     shard.requires_grad_(), grid.requires_grad_()
+    with Counter() as counter:
+        both()
+        row["backward_bytes"] = counter.sent - row["forward_bytes"]
     row["both_ms"] = timed(device, options.repeats, both)
     if on_gpu:
         row["both_peak"], row["both_hidden"] = peak(both), hidden(both)

@@ -23,8 +23,11 @@ class Routes:
         for image in range(len(grid)):
             groups = whole.groups(grid[image : image + 1])
             narrow = groups.to(torch.uint8 if R <= 128 else torch.int16)
-            self.order.append(torch.sort(narrow, stable=True).indices)
-            counts.append(torch.bincount(groups, minlength=2 * R))
+            found = torch.sort(narrow, stable=True)
+            self.order.append(found.indices)
+            edges = torch.arange(2 * R, device=groups.device, dtype=narrow.dtype)
+            ends = torch.searchsorted(found.values, edges, right=True)
+            counts.append(ends.diff(prepend=ends.new_zeros(1)))
         table = torch.stack(counts).view(-1) if counts else torch.zeros(0, dtype=torch.int64)
         everyone = whole.ranks.gather(table)
         self.table = [

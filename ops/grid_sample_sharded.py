@@ -102,7 +102,6 @@ class _Sampling(torch.autograd.Function):
     def forward(ctx, whole: Whole, shard: Tensor, grid: Tensor) -> Tensor:
         routes = Routes(whole, grid)
         C, D = shard.shape[1], grid.shape[-1]
-        out = shard.new_empty(len(grid), C, *grid.shape[1:-1])
         each = 2 * (D * grid.element_size() + 2 * C * shard.element_size())  # two rounds at a time
         rounds = [
             Round(routes, image, k, count)
@@ -112,14 +111,15 @@ class _Sampling(torch.autograd.Function):
         ]
         seams = Seams(whole, shard)
         coming = [rounds[0].send_points()] if rounds else []
+        out = seams.sample_all(grid)
         returning: list = []
         for at, now in enumerate(rounds):
             if at + 1 < len(rounds):
                 coming.append(rounds[at + 1].send_points())
             flat = out[now.image].view(C, -1)
-            for own, values in zip(now.own, seams.sample(now.image, now.own_points()), strict=True):
-                flat.index_copy_(1, own, values)
-            del values
+            if len(own := now.own[1]):
+                at_seam = now.points.index_select(0, own)
+                flat.index_copy_(1, own, seams.sample(now.image, (at_seam[:0], at_seam))[1])
             points = now.by_window(coming.pop(0).wait().view(-1, D))
             returning.append((now, now.send_values(seams.sample(now.image, points), C), flat))
             del points

@@ -121,6 +121,16 @@ class Seams:
         assert window is not None, "points of the seam have one"
         return window[image : image + 1], self._firsts[number]
 
+    def sample_all(self, grid: Tensor) -> Tensor:
+        """Return values at all of this rank's points, right at those in its own part.
+
+        Taps outside of a window cost nothing; to pick points and to spread values does.
+        """
+        w = self.whole
+        return torch.ops.octet.grid_sample_window(
+            self.shard, grid, *w.options, w.dim, self._firsts[0], w.size
+        )
+
     def sample(self, image: int, points: Sequence[Tensor]) -> list[Tensor]:
         """Return (C, n) values at the points (n, D) of each window."""
         out = []
@@ -173,7 +183,7 @@ class Seams:
     def gradient(self) -> Tensor:
         """Return the gradient to the shard, with what others have found for their seams."""
         whole, dim = self.whole, self.whole.dim
-        to_shard, to_seam = self.gradients
+        (to_shard, to_seam), self.gradients = self.gradients, [None, None]  # the leaf takes it
         if to_shard is None:
             to_shard = torch.zeros_like(self.shard)
         own = whole.ends[self.ranks.me] - whole.seam_first

@@ -232,3 +232,42 @@ def abandoned() -> None:
         x = torch.ones(1, 2, 6, 5, 4, requires_grad=True)
         grid = torch.rand(1, 1, 1, 99, 3) * 2 - 1
         loader.distributed.sample_sharded(x, grid, here).sum().backward()
+
+
+def skewed(limit: int) -> int:
+    """Sample points that all lie in rank 0's rows; the most bytes that an exchange has here."""
+    here, most = mesh(4), 0
+    real = dist.all_to_all_single
+
+    def measured(out, x, *arguments, **named):
+        nonlocal most
+        most = max(most, out.nbytes + x.nbytes)
+        return real(out, x, *arguments, **named)
+
+    shard = torch.ones(1, 2, 2, 3, 3, requires_grad=True)
+    grid = torch.rand(1, 1, 1, 3000, 3) * 0.1
+    grid[..., 2] = -0.9
+    dist.all_to_all_single = measured
+    try:
+        out = loader.distributed.sample_sharded(shard, grid.requires_grad_(), here, limit=limit)
+        out.sum().backward()
+    finally:
+        dist.all_to_all_single = real
+    return most
+
+
+def absent() -> str:
+    """Rank 1 does not call; what rank 0 raises once the group's time-out is over."""
+    from datetime import timedelta
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if dist.get_rank() != 0:
+        return ""
+    here = DeviceMesh.from_group(group, "cpu")
+    try:
+        loader.distributed.sample_sharded(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 1, 2), here)
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"

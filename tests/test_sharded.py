@@ -162,3 +162,15 @@ def test_the_example_under_torchrun_finds_what_one_process_finds():
     done = ended(start_program(words, ROOT, environment))
     assert done.returncode == 0, done.stderr
     assert "2 ranks and one process differ by" in done.stdout
+
+
+def test_what_is_under_way_keeps_to_the_limit(group):
+    """Three ranks' points go to one: more than that at once, without a limit."""
+    limit = 20000
+    assert max(group.run("sharded:skewed", 1 << 30)) > 3 * limit
+    assert max(group.run("sharded:skewed", limit)) <= limit
+
+
+def test_a_rank_that_does_not_call_is_an_error_after_the_time_out(group):
+    said = group.run("sharded:absent")[0]
+    assert "rank 0 of 2 lost the others, of which one has ended or did not call it" in said

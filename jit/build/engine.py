@@ -224,7 +224,9 @@ class Job:
             last = now if holder else last
             if not said and now - since > _SAY_AFTER:
                 said = True
-                show({"unit": self.recipe.label, "state": "waiting", "holder": holder or {}})
+                show(
+                    {"unit": self.recipe.label, "state": "waiting", "holder": holder or {"pid": ""}}
+                )
             if self.stopped:
                 raise CompileError("the build was ended")
             if now - last > others.PATIENCE:

@@ -136,7 +136,7 @@ def _live(names: list[str]) -> Any:
 
 def describe(holder: dict) -> str:
     """Return `process 123 (12 s)`, and on which machine where that is another one."""
-    if not holder:
+    if holder.get("pid") == "":
         return "a rank that has a compiler"
     host = holder.get("host", "")
     where = f" on {host}" if host and host != socket.gethostname() else ""
