@@ -92,9 +92,9 @@ class Referee:
             self._ledger.skipped("sanitizer", f"it does not work here: {absent}")
             found = ""
         except Refused as refused:
-            found = f"{refused.check}: {refused}"
+            found = f"{refused.check}: {refused}\n{watched.report(jail)}".strip()
         except Ended as ended:
-            found = f"{ended}; the last that it printed: {jail.output()[-400:]}"
+            found = f"{ended}\n{watched.report(jail) or jail.output()[-400:]}"
         if found:
             self._ledger.failed("sanitizer", found)
         self._ledger.passed("sanitizer")

@@ -62,5 +62,10 @@ def findings(jail: Jail, again: Again, case: Case, turn: Turn | None) -> str:
     asked.results("call", case.tensors, guarded=False, keep=False, seed=1)
     if jail.finish() != _FOUND:
         return ""
+    return report(jail) or "compute-sanitizer found errors, and does not say which"
+
+
+def report(jail: Jail) -> str:
+    """Return the beginning of what the tool has said so far."""
     lines = [line for line in jail.output().splitlines() if line.startswith(_MARK)]
-    return "\n".join(lines[:_MOST]) or "compute-sanitizer found errors, and does not say which"
+    return "\n".join(lines[:_MOST])
