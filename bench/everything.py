@@ -29,7 +29,7 @@ class Benchmark(NamedTuple):
     name: str
     writes: str
     arguments: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # "GPU", "COLLECTIONS", or packages
+    needs: tuple[str, ...] = ()  # "GPU", variables, or packages
     quick: bool = True  # whether it takes --quick
 
 
@@ -53,6 +53,7 @@ _KNOWN = (
     Benchmark("crowd", "crowd", (), (), False),
     Benchmark("compile_time", "compile_time", (), (), False),
     Benchmark("judge", "judge", (), (), False),
+    Benchmark("leaderboard", "leaderboard", (), ("GPU", "LEADERBOARD"), False),
     Benchmark("portable", "portable", ("--level", "3"), (), False),
     Benchmark("sharded", "sharded", (), ("2 GPUs",)),
     Benchmark("install", "install", (), (), False),
@@ -68,6 +69,9 @@ def why_not(benchmark: Benchmark, options: argparse.Namespace) -> str:
         if need == "GPU":
             if not torch.cuda.is_available():
                 return "needs a GPU"
+        elif need == "LEADERBOARD":
+            if not os.environ.get(need):
+                return "needs a leaderboard's files, in a folder named in LEADERBOARD"
         elif need == "2 GPUs":
             if torch.cuda.device_count() < 2:
                 return "needs two GPUs"

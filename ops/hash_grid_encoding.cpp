@@ -176,15 +176,17 @@ std::tuple<Tensor, Tensor> hash_grid_encoding_backward(const Tensor& grad_out, c
                      need_points, need_table, deterministic);
 }
 
-Tensor hash_grid_encoding_levels(const Tensor& points, const Tensor& table, int64_t base_resolution,
+Tensor hash_grid_encoding_levels(const Tensor& points, const Tensor& table,
+                                 std::optional<Tensor> along, int64_t base_resolution,
                                  double per_level_scale, int64_t first) {
-    return encoded(points, table, std::nullopt, base_resolution, per_level_scale, first);
+    return encoded(points, table, along, base_resolution, per_level_scale, first);
 }
 
 std::tuple<Tensor, Tensor> hash_grid_encoding_levels_backward(
-    const Tensor& grad_out, const Tensor& points, const Tensor& table, int64_t base_resolution,
-    double per_level_scale, int64_t first, bool need_points, bool need_table, bool deterministic) {
-    return gradients(grad_out, points, table, std::nullopt, base_resolution, per_level_scale, first,
+    const Tensor& grad_out, const Tensor& points, const Tensor& table, std::optional<Tensor> along,
+    int64_t base_resolution, double per_level_scale, int64_t first, bool need_points,
+    bool need_table, bool deterministic) {
+    return gradients(grad_out, points, table, along, base_resolution, per_level_scale, first,
                      need_points, need_table, deterministic);
 }
 
@@ -198,12 +200,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) {
         "int base_resolution, float per_level_scale, bool need_points, bool need_table, "
         "bool deterministic) -> (Tensor grad_points, Tensor grad_table)");
     define(m,
-           "hash_grid_encoding_levels(Tensor points, Tensor table, int base_resolution, "
-           "float per_level_scale, int first) -> Tensor");
-    define(m,
-           "hash_grid_encoding_levels_backward(Tensor grad_out, Tensor points, Tensor table, "
-           "int base_resolution, float per_level_scale, int first, bool need_points, "
-           "bool need_table, bool deterministic) -> (Tensor grad_points, Tensor grad_table)");
+           "hash_grid_encoding_levels(Tensor points, Tensor table, Tensor? along, "
+           "int base_resolution, float per_level_scale, int first) -> Tensor");
+    define(
+        m,
+        "hash_grid_encoding_levels_backward(Tensor grad_out, Tensor points, Tensor table, "
+        "Tensor? along, int base_resolution, float per_level_scale, int first, bool need_points, "
+        "bool need_table, bool deterministic) -> (Tensor grad_points, Tensor grad_table)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {

@@ -1,6 +1,7 @@
 """Multiresolution hash encoding of points: trainable features at the corners of many grids."""
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from .linear import Linear, in_turns, rank
 _NAME = "hash_grid_encoding"
 _PRIMES = 1, 2654435761, 805459861
 _MOST_FEATURES = 1 << 20
+_PLAIN = Tensor, torch.nn.Parameter
 
 
 def hash_grid_encoding(
@@ -61,6 +63,8 @@ def hash_grid_encoding(
     Source: Mueller, Evans, Schied, Keller: Instant Neural Graphics Primitives with a
     Multiresolution Hash Encoding, SIGGRAPH 2022, eq. 1-5; `hash_grid_encoding_reference`.
     """
+    if type(table) not in _PLAIN and (of := in_levels(points, table)):
+        return of(*options_of(points, table, base_resolution, per_level_scale))
     return _run(_operator.call, points, table, base_resolution, per_level_scale)
 
 
@@ -68,12 +72,17 @@ def hash_grid_encoding_reference(
     points: Tensor, table: Tensor, *, base_resolution: int = 16, per_level_scale: float = 2.0
 ) -> Tensor:
     """The same in plain PyTorch; 16-bit dtypes are computed in float32."""
+    return _reference(points, table, base_resolution, per_level_scale, 0)
+
+
+def _reference(points, table, base_resolution, per_level_scale, first):
+    """The same of levels from the `first` on."""
     work = torch.promote_types(table.dtype, torch.float32)
     x = points.to(torch.promote_types(points.dtype, torch.float32))
     (L, T, _), D = table.shape, points.shape[1]
     out = []
     for l in range(L):
-        scale = _float32(base_resolution * per_level_scale**l - 1)
+        scale = _float32(base_resolution * per_level_scale ** (first + l) - 1)
         resolution = math.ceil(scale) + 1
         position = x * scale + 0.5
         below = position.detach().floor()
@@ -121,6 +130,18 @@ def benchmark(device):
     N, T = (1 << 20, 1 << 19) if torch.device(device).type == "cuda" else (1 << 16, 1 << 16)
     make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
     return torch.rand(N, 3, **make), torch.randn(16, T, 2, **make)
+
+
+def in_levels(points, table):
+    """What encodes DTensors by a table that is cut along its levels; None for all others."""
+    if torch.compiler.is_compiling():
+        return None
+    torchs = sys.modules.get("torch.distributed.tensor")
+    if torchs is None or not isinstance(table, torchs.DTensor):
+        return None
+    from .hash_grid_encoding_levels import encoder
+
+    return encoder(points, table)
 
 
 def _run(function, *arguments):
@@ -189,20 +210,45 @@ def _check_ranges(levels: int, base: int, scale: float) -> None:
             )
 
 
-class _Encoding(Linear):
+class Encoding(Linear):
     """With a third tensor, `along`: the derivative along it is linear in it too."""
 
+    def __init__(self, function, fake, **how):
+        super().__init__(
+            function,
+            ("points", "table"),
+            linear=(1,),
+            fake=fake,
+            shapes="(N, _), (_, _, _), (N, _) -> (N, _)",
+            along=self._slopes,
+            extra=1,
+            mask=(False, True),
+            flag="deterministic",
+            **how,
+        )
+
+    def _slopes(self, to, grad_out, points, table, along, *options_and_need):
+        """The derivative of F along `to` has the slopes of F's weights as its weights."""
+        *options, need = options_and_need
+        tensors = points, table, to
+        to_grad_out = self.forward(*tensors, *options) if need[0] else None
+        both = (None, None)
+        if any(need[1:]):
+            both = self.gradients(grad_out, tensors, options, need[1:3])
+        return to_grad_out, *both
+
     def gradients(self, *arguments):
+        """See Linear; with this operator's errors."""
         return _run(super().gradients, *arguments)
 
     def _gradient(self, ctx, grad_out):
         points, table, *_ = tensors = ctx.saved_tensors
-        *both, _, base, scale = super()._gradient(ctx, grad_out, tensors)
+        to_points, to_table, _, *rest = super()._gradient(ctx, grad_out, tensors)
         for_along = None
         if ctx.needs_input_grad[2]:
             need = True, False
             for_along, _ = self.gradients(grad_out, (points, table, None), ctx.options, need)
-        return *both, for_along, base, scale
+        return to_points, to_table, for_along, *rest
 
     def second(self, arriving, grad_out, tensors, options, need):
         """In plain PyTorch where the operator is a derivative itself, which is rare."""
@@ -219,25 +265,13 @@ class _Encoding(Linear):
         return pull(tuple(arriving[i] for i in places))
 
 
-def _derivative(points, table, along, base_resolution, per_level_scale):
+def _derivative(points, table, along, base_resolution, per_level_scale, first=0):
     """How the reference's encoding changes with points that move `along`."""
 
     def encoding(points):
-        options = {"base_resolution": base_resolution, "per_level_scale": per_level_scale}
-        return hash_grid_encoding_reference(points, table, **options)
+        return _reference(points, table, base_resolution, per_level_scale, first)
 
     return torch.func.jvp(encoding, (points,), (along,))[1]
-
-
-def _along(to, grad_out, points, table, along, *options_and_need):
-    """The derivative of F along `to` has the slopes of F's weights as its weights."""
-    *options, need = options_and_need
-    tensors = points, table, to
-    to_grad_out = _operator.forward(*tensors, *options) if need[0] else None
-    both = (None, None)
-    if any(need[1:]):
-        both = _operator.gradients(grad_out, tensors, options, need[1:3])
-    return to_grad_out, *both
 
 
 def _whole(x, dim, B):
@@ -310,18 +344,7 @@ def _batched_backward(op) -> None:
     vmap(op, rule)
 
 
-_operator = _Encoding(
-    hash_grid_encoding,
-    ("points", "table"),
-    linear=(1,),
-    fake=output_like,
-    shapes="(N, _), (_, _, _), (N, _) -> (N, _)",
-    options=options_of,
-    along=_along,
-    extra=1,
-    mask=(False, True),
-    flag="deterministic",
-)
+_operator = Encoding(hash_grid_encoding, output_like, options=options_of)
 _batched(_operator.op)
 _batched_backward(_operator.backward_op)
 hash_grid_encoding_fw, hash_grid_encoding_bw = _operator.fw, _operator.bw

@@ -113,7 +113,7 @@ class _Encoding(torch.autograd.Function):
         features = shard.new_empty(len(everywhere), 0)
         if len(shard):
             features = torch.ops.octet.hash_grid_encoding_levels(
-                everywhere, shard, plan.base, plan.scale, plan.first
+                everywhere, shard, None, plan.base, plan.scale, plan.first
             )
         came = plan.ranks.swap(features.view(-1), *plan.sizes(F))
         ctx.plan = plan
@@ -136,7 +136,7 @@ class _Encoding(torch.autograd.Function):
         if len(shard):
             fixed = torch.are_deterministic_algorithms_enabled()
             found = torch.ops.octet.hash_grid_encoding_levels_backward(
-                grads, everywhere, shard, plan.base, plan.scale, plan.first, *plan.need, fixed
+                grads, everywhere, shard, None, plan.base, plan.scale, plan.first, *plan.need, fixed
             )
             to_points = found[0] if plan.need[0] else to_points
             to_shard = found[1] if plan.need[1] else to_shard

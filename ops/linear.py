@@ -16,6 +16,7 @@ from torch import Tensor
 
 from loader.jit.operators import frame, sharding
 from loader.jit.operators.frame import asked, in_forward_mode, keep, total
+from loader.jit.operators.locally import locally
 from loader.jit.operators.node import quickly
 from loader.jit.operators.shapes import check_fake, check_fake_dtype, shown
 
@@ -213,7 +214,7 @@ class Linear:
         (*inputs,), (output,) = self.shapes.named(tensors, (grad_out,))
         names = inputs[i], output, *inputs
         args = to, grad_out, *tensors, *rest
-        return sharding.locally(names, self.along, args, like=range(1, len(names)))
+        return locally(names, self.along, args, like=range(1, len(names)))
 
     def second(self, arriving, grad_out, tensors, options, need):
         """Gradients of sum(arriving * gradients of F) to grad_out and the tensors.

@@ -57,6 +57,7 @@ TOGETHER = (
     *("three_ways::test_the_cpp", "build::test_a_damaged", "reload::(?!test_random)"),
     *("trial::test_a_(wrong|harmless|difference)", "key::test_(differing|the_random)"),
     *("sanitizers::test_planted", "archives", "levels"),
+    "(dtensor|sharded|training)",  # one group of four processes
 )
 
 

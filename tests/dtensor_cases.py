@@ -1,6 +1,7 @@
 """What tests/test_dtensor.py has ranks do: an operator on DTensors, and the same in this process."""
 
 import random
+import re
 
 import torch
 from ranks import mesh
@@ -28,6 +29,7 @@ MAKE = {
     "grid_sample_volume": lambda N, F, H, W: (_values(N, F, H, 3, W), _points(N, 5, W, H, 3)),
     "apply_lut3d": lambda N, F, H, W: (torch.rand(N, H, 3).double(), _values(4, 4, 4, 3)),
     "hash_grid_encoding": lambda N, F, H, W: (torch.rand(N, 3).double(), _values(H, 64, F)),
+    "hash_grid_encoding_even": lambda N, F, *_: (torch.rand(N, 2).double(), _values(4, 64, F)),
     "convolve2d": lambda N, F, H, W: (_values(N, H, W), _values(3, 2)),
     "convolve2d_one": lambda N, F, H, W: (_values(H, W), _values(2, 3)),
     "mine": lambda N, F, *_: (_values(N, F), _values(N)),
@@ -57,7 +59,7 @@ def operator(name: str):
     """The public function of a row of MAKE."""
     if name == "mine":
         return mine
-    return getattr(loader, name.removesuffix("_volume").removesuffix("_one"))
+    return getattr(loader, re.sub("_(volume|one|even)$", "", name))
 
 
 def arguments(name: str, seed: int):
@@ -161,6 +163,24 @@ def compiled(name: str, sizes: tuple, placements) -> bool:
     graph = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=False)
     compare(name, 3, sizes, placements, double=False, function=graph)
     return True
+
+
+def transformed() -> None:
+    """torch.func.grad, and torch.vmap over a batch that is cut."""
+    torch.manual_seed(0)
+    tensors = _values(8, 3, 8, 2), _points(8, 3, 3)
+    parts = [distribute_tensor(x, mesh(4), [Shard(0)]) for x in tensors]
+
+    def loss(feats, points):
+        return loader.trilinear_interpolation(feats.flatten(0, 1), points.flatten(0, 1)).sum()
+
+    for function in (torch.func.grad(loss, (0, 1)), torch.vmap(loader.trilinear_interpolation)):
+        found, expected = function(*parts), function(*tensors)
+        pairs = (
+            zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+        )
+        for x, y in pairs:
+            torch.testing.assert_close(x.full_tensor(), y)
 
 
 def refused(sizes: tuple) -> None:

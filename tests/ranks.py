@@ -11,6 +11,7 @@ import pickle  # not as `send` does it, by which tensors go in shared memory
 import signal
 import tempfile
 import traceback
+import warnings
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
@@ -131,6 +132,8 @@ def serve(rank: int, world: int, backend: str, folder: str) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    # torch 2.10's of itself, when it writes a checkpoint.
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated")
     if backend == "nccl":
         torch.cuda.set_device(rank)
         torch.set_default_device("cuda")

@@ -8,17 +8,16 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from conftest import Captured, Checkout
+from conftest import Captured, Checkout, ended, start_program
 
-from loader.jit.build.workshop import Workshop
+from loader.jit.build.workshop import Workshop, in_threads
 from loader.jit.errors import cxx
 from loader.jit.extension import flags, levels, retry
 from loader.jit.extension.arguments import Extension, Source
-from loader.jit.extension.compilers import Compilers
+from loader.jit.extension.compilers import Compilers, Task
 from loader.jit.extension.names import Names, names_of
 from loader.jit.extension.precompiled import Precompiled
 
@@ -234,10 +233,7 @@ except loader.BuildError as error:
 """)
 '''
     )
-    env = shared.environment()
-    done = subprocess.run(
-        [sys.executable, script], env=env, capture_output=True, text=True, check=False
-    )
+    done = ended(start_program([script], tmp_path, shared.environment()))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "wrong could not be built:"
@@ -807,6 +803,38 @@ def test_the_callers_own_flags_reach_the_linker(tmp_path, standalone):
         assert shop.linked[at : at + 3] == [*own] and "a.o" in shop.linked
         assert ("-shared" in shop.linked) is not standalone
         assert ("-ltorch_cpu" in shop.linked) is with_torch
+
+
+def test_names_of_torchs_headers_are_read_once_for_all_gpus_and_both_halves(tmp_path, monkeypatch):
+    import loader
+    from loader.jit.machine import toolchain
+
+    tools = toolchain.current.__wrapped__(loader._session.caches[-1])
+    monkeypatch.setenv("PYTORCH_NVCC", "nvcc")
+    ran = []
+
+    class Shop(Captured):
+        def run(self, command, note=True):
+            ran.append([word for word in command if "gencode" in word or "arch=" in word])
+            time.sleep(0.1)  # in which the other half asks
+            return 0, "#define KNOWN 1\nnamespace at { class Tensor; }\n"
+
+    for gpus in (
+        ["-gencode=arch=compute_80,code=sm_80"],
+        ["-gencode", "arch=compute_90,code=sm_90"],
+    ):
+        source = Source("a.cu", "", True)
+        extension = Extension(
+            "m", (source,), None, (), tuple(gpus), (), (),
+            with_cuda=True, is_python_module=True, is_standalone=False,
+        )  # fmt: skip
+        shop = Shop(tmp_path / "work" / "m")
+        shop.folder.mkdir(parents=True, exist_ok=True)
+        compilers = Compilers(extension, tools, shop)
+        task = Task(source, True, gpus, "", beside="")
+        found = in_threads(compilers.wide, [task, task])
+        assert all("KNOWN" in names and "Tensor" in names for names in found)
+    assert ran == [[]]
 
 
 def test_conditions_that_torchs_headers_do_not_change_leave_the_quick_way(shared):

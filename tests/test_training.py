@@ -93,7 +93,7 @@ def test_an_example_as_torchrun_starts_it(tmp_path):
     assert (first.returncode, second.returncode) == (1, 0), first.stderr + second.stderr
     assert "not recovered" in first.stderr
     assert re.search(r"2 steps in [\d.]+ s on 2 x cpu", first.stdout)
-    assert second.stdout == ""
+    assert "steps" not in second.stdout
 
 
 def test_a_batch_that_cannot_be_parted_alike_is_refused(group):

@@ -6,6 +6,8 @@ written anew where it differs.
 
 import hashlib
 import os
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -53,6 +55,7 @@ class Compilers:
         self._work = shop.folder.parent
         self._flags = flags.of(toolchain, self._work)
         self._macros = cache(lambda *asked: macros_of(self._preprocessed(*asked)))
+        self._guard = threading.Lock()
 
     def compile(self, task: Task, way: Level) -> tuple[Path | None, str]:
         """Return the object, or None, and what the compiler said."""
@@ -114,14 +117,16 @@ class Compilers:
         lines += [name for name in task.bracketed if name not in UMBRELLAS]
         text = include_lines(lines)
         command = self._command(replace(task, source=self._extension.sources[0]), Level("full", ""))
-        command = [word for word in command if not _of_module(word)]  # the same for all extensions
+        # The same for all extensions and all GPUs.
+        command = [word for word in _for_any_gpu(command) if not _of_module(word)]
         made_of = [self._toolchain.identity, command, text]
         place = self._work / f"inline.names-{_digest(repr(made_of))}.json"
-        if kept := files.read_record(place):
-            return Names(frozenset(kept[0]), frozenset(kept[1]))
-        names = names_of(self._preprocessed(tuple(command), text, task.cuda))
-        files.write_record(place, [sorted(names.macros), sorted(names.declared)])
-        return names
+        with self._guard:  # both halves of a source may ask
+            if kept := files.read_record(place):
+                return Names(frozenset(kept[0]), frozenset(kept[1]))
+            names = names_of(self._preprocessed(tuple(command), text, task.cuda))
+            files.write_record(place, [sorted(names.macros), sorted(names.declared)])
+            return names
 
     def macros(self, task: Task, way: Level, text: str) -> frozenset[str]:
         """Return the macros that a text has in this way, its own and those of its headers.
@@ -137,8 +142,9 @@ class Compilers:
         """A text's preprocessed form with its macros; LookupError where that fails."""
         name = self._put(f"names-{_digest(text)}.{'cu' if cuda else 'cpp'}", text)
         more = ["-E", "-Xcompiler", "-dD,-P"] if cuda else ["-E", "-P", "-dD"]
-        kept = [word for word in command if not word.startswith("-gencode")]
-        status, said = self._shop.run([*kept, *more, name], note=False)  # tens of megabytes
+        status, said = self._shop.run(
+            [*_for_any_gpu(command), *more, name], note=False
+        )  # tens of megabytes
         if status:
             raise LookupError("the preprocessor failed")
         return said
@@ -219,6 +225,12 @@ class Compilers:
 
 def _of_torch(word: str) -> bool:
     return word.startswith(("-lc10", "-ltorch", "-Wl,-rpath")) or word.endswith("torch/lib")
+
+
+def _for_any_gpu(command: Sequence[str]) -> list[str]:
+    """A command without `-gencode`, of one word or two."""
+    words = zip(["", *command], command, strict=False)
+    return [w for before, w in words if "-gencode" not in (before, w.partition("=")[0])]
 
 
 def _of_module(word: str) -> bool:

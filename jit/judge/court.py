@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import glob
+import importlib
 import json
 import logging
 import os
@@ -20,6 +21,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..machine import settings
 from . import tamper, watched
 from .asked import Misused, Options, Turn
@@ -30,21 +33,23 @@ from .referee import Referee
 from .witness import live
 
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys")
-_ROOMS = ("jit", "ops", "kernels", "include", "loader.py", "__init__.py", "nn.py", "prebuilt")
+_FOLDERS = "jit", "ops", "kernels", "include", "prebuilt"
+_ROOMS = *_FOLDERS, "loader.py", "__init__.py", "nn.py", "distributed.py"
+# What candidates are likely to want, for all of them.
+_IMPORTED = (
+    *("torch._dynamo.config", "torch.fx.experimental.symbolic_shapes"),
+    *("torch.utils.benchmark", "torch.utils.cpp_extension"),
+)
 
 
 def serve(gpu: bool) -> None:
     """Answer orders until standard input is closed; `gpu`: whether torch sees one."""
-    import torch
-
     awake = torch.cuda.is_available  # which wakes CUDA, and modules ask it when they are imported
     torch.cuda.is_available = lambda: gpu
     logging.disable()  # on a machine without a GPU they say so
     try:
-        import torch._dynamo.config
-        import torch.fx.experimental.symbolic_shapes
-        import torch.utils.benchmark
-        import torch.utils.cpp_extension
+        for name in _IMPORTED:
+            importlib.import_module(name)
     finally:
         torch.cuda.is_available = awake
         logging.disable(logging.NOTSET)
@@ -130,6 +135,8 @@ class _Session:
             except OSError as error:
                 return {"unusable": f"{candidate.path}: {error.strerror}"}
         folder = self._folder / str(number)
+        if options.device == "cuda":  # what others do at once is to find a core too
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // (2 * self._order["jobs"])))
         jails: list[Jail] = []
         try:
             for name, source in (

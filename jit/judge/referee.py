@@ -104,6 +104,8 @@ class Referee:
         where = f" ({self._case})" if self._case else ""
         if not self.reference.jail.alive:
             raise Misused(f"the reference: {ended}{where}") from None
+        if self.compiled and not self.compiled.jail.alive:
+            raise Misused(f"torch.compile of the reference: {ended}{where}") from None
         check = "runs"
         if ended.reason == "crashed" and self._guarded and "memory" in str(ended):
             check = "bounds"
@@ -328,9 +330,12 @@ class Referee:
         self._guarded = False
         self._case = "the calls that are timed"
         if self.compiled:  # which compiles, and lets others have the GPU meanwhile
-            self.compiled.give(self.drawn("timed", 2))
-            self.compiled.ask("call", guarded=False, keep=False, seed=1)
-            self.compiled.turn = self.reference.turn
+            try:
+                self.compiled.give(self.drawn("timed", 2))
+                self.compiled.ask("call", guarded=False, keep=False, seed=1)
+                self.compiled.turn = self.reference.turn
+            except (Ended, Misused):  # which is not the candidate's fault
+                self.compiled = None
         contest = clock.Contest(
             self.candidate, self.reference, self.compiled, self.drawn, self._options
         )

@@ -20,6 +20,7 @@ from .frame import (
     registered,
     total,
 )
+from .locally import locally
 from .node import quickly
 from .shapes import check_fake, check_fake_dtype, shown
 
@@ -148,7 +149,7 @@ def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
 
         args = *tensors, *wanted(arriving)
         of_each = sharding.forward(_shapes(len(args)), args)[0]
-        return sharding.locally(of_each, derive, args, like=range(len(tensors)))
+        return locally(of_each, derive, args, like=range(len(tensors)))
 
     def derive(ctx, *arriving):
         grads = second(ctx.mask, ctx.saved_tensors, arriving)

@@ -13,8 +13,8 @@ from . import session, sharding
 
 def library(name: str):
     """Load operator `name`; its registered form, `torch.ops.octet.<name>.default`."""
-    owner, _ = session.owner(name)
-    owner.load(name)
+    owner, unit = session.owner(name)
+    owner.load(unit)
     return registered(name)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-_TENSORS = "torch.distributed.tensor"
+TENSORS = "torch.distributed.tensor"
 
 Names = tuple[str, ...]  # of a tensor's sizes
 # Of the arguments, None for one that is no tensor; of the results, None where nothing is computed.
@@ -190,87 +190,15 @@ def in_halves(
         yield name, tuple(torch.cat(pair, of.index(name)) for pair, of in ends)
 
 
-def locally(
-    names: Sequence[Names | None], function: Callable, args: Sequence[Any], like: Sequence[int]
-) -> Any:
-    """Call a differentiable function in plain PyTorch; of DTensors, on each rank's parts.
-
-    PyTorch's own operators take no tensors beside DTensors, and cut few of those in two.
-
-    Args:
-        names: of the arguments' sizes.
-        function: returns as many tensors as `like` has numbers, or None in their places.
-        args: its arguments.
-        like: of these, those whose shapes and names the results have; along a name that one has
-            not it is a sum.
-    """
-    kind = getattr(sys.modules.get(_TENSORS), "DTensor", None)
-    given = [kind is not None and isinstance(x, kind) for x in args]
-    if not any(given) or any(
-        hasattr(x, "shape") and not d for x, d in zip(args, given, strict=True)
-    ):
-        return function(*args)
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
-    mesh = args[given.index(True)].device_mesh
-    names = [*names, *[None] * (len(args) - len(names))]
-    cuts = [_along(names, args, given, dim) for dim in range(mesh.ndim)]
-
-    def placed(of: Names | None, without: Any) -> list:
-        assert of is not None
-        return [
-            Replicate() if not cut else Shard(of.index(cut)) if cut in of else without
-            for cut in cuts
-        ]
-
-    parts = [
-        x.redistribute(mesh, placed(of, Replicate())).to_local(
-            grad_placements=placed(of, Partial())
-        )
-        if distributed
-        else x
-        for x, of, distributed in zip(args, names, given, strict=True)
-    ]
-
-    def whole(part: Any, i: int) -> Any:
-        if part is None:
-            return None
-        shape = args[i].shape
-        how = {"shape": shape, "stride": _strides(shape), "run_check": False}
-        return DTensor.from_local(part.contiguous(), mesh, placed(names[i], Partial()), **how)
-
-    return tuple(map(whole, function(*parts), like))
-
-
-def _along(
-    names: Sequence[Names | None], args: Sequence[Any], given: Sequence[bool], dim: int
-) -> str:
-    """Return the name along which most elements are cut over a dimension of a mesh, "" for none."""
-    votes: dict[str, int] = {}
-    for x, distributed, of in zip(args, given, names, strict=True):
-        if distributed and of and x.placements[dim].is_shard():
-            name = of[x.placements[dim].dim]
-            votes[name] = votes.get(name, 0) + x.numel()
-    votes.pop("_", None)
-    return max(votes, key=lambda name: votes[name], default="")
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * size)
-    return tuple(strides[: len(shape)])
-
-
-_waiting: dict[Any, Find] = {}
+_waiting: dict[str, tuple[Any, Find]] = {}
 
 
 def offer(op: Any, find: Find) -> None:
     """Have DTensor run a registered operator by a rule, from when there are DTensors."""
-    if hasattr(sys.modules.get(_TENSORS), "DTensor"):
+    if hasattr(sys.modules.get(TENSORS), "DTensor"):
         _register(op, find)
         return
-    _waiting[op] = find
+    _waiting[op.name()] = op, find  # in the place of one that was defined before
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
@@ -295,7 +223,7 @@ class _Finder(MetaPathFinder, Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return DTensor's own spec, with this as what loads it."""
-        if name != _TENSORS:
+        if name != TENSORS:
             return None
         sys.meta_path.remove(self)
         found: Any = importlib.util.find_spec(name)
@@ -312,7 +240,7 @@ class _Finder(MetaPathFinder, Loader):
         self._loader.exec_module(module)
         module.__spec__.loader = module.__loader__ = self._loader
         while _waiting:
-            _register(*_waiting.popitem())
+            _register(*_waiting.popitem()[1])
 
 
 _finder = _Finder()
