@@ -88,15 +88,20 @@ def test_a_failure_is_noted_and_not_tried_again(built, tmp_path):
     assert compiled.read_text().split() == ["once"]
 
 
-def test_a_process_that_ends_while_it_is_built_says_nothing(built):
+def test_a_process_that_ends_while_it_is_built_says_nothing(built, tmp_path):
+    wrapper = tmp_path / "lingering-c++"
+    wrapper.write_text('#!/bin/sh\nc++ "$@" || exit\ncase "$*" in *node.cpp*) sleep 60;; esac\n')
+    wrapper.chmod(0o755)
+    assert built.run("import loader; loader.build()", CXX=wrapper).returncode == 0
+    before = built.entries()
     code = CALL + (
         "called(300)\n"
         "end = time.time() + 60\n"
         "work = loader._session.store.path.parent / 'work'\n"
         "while not [*work.glob('node.*/.*.o')] and time.time() < end: time.sleep(0.01)\n"
     )
-    assert said(built.run(code)) == []
-    assert len(built.entries()) == 1
+    assert said(built.run(code, CXX=wrapper)) == []
+    assert built.entries() == before and not any("node" in entry for entry in before)
 
 
 def test_an_edited_kernel_is_what_it_calls(built):

@@ -27,6 +27,7 @@ NOT_RUN = {
     "needs a container engine and a network": 2,
     "needs conda's rattler-build": 1,
     "names a compiler that this machine need not have": 1,
+    "needs several processes; tests/test_sharded.py and examples/distributed.py do so": 1,
 }
 # Diagrams are `text`; `api` and `toctree` are the site's own, which tests/test_docs.py builds.
 NO_CODE = {"text", "{api}", "{toctree}"}
