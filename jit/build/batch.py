@@ -63,27 +63,29 @@ class Batch:
             job.stop()
 
     def abandon(self) -> list[str]:
-        """End it without a word, as this process ends; the names of what is not built then.
+        """End it as this process ends; the names of what is not built then.
 
-        Waits for its threads: one that is caught printing would bring the interpreter's end down.
+        Without a word, unless all is built and that is still to be said. Waits for its threads: one
+        that is caught printing would bring the interpreter's end down.
         """
         missed = [] if isinstance(self._report, Silent) else self.jobs
         left = [job.recipe.label for job in missed if not (job.ended or job.stopped)]
-        self._report = Quiet()
-        self.stop()
+        if not all(job.ended for job in self.jobs):
+            self._report = Quiet()
+            self.stop()
         concurrent.futures.wait([self._done], _LAST_MOMENT)
         return left
 
     def _run(self) -> None:
         begun, show = time.perf_counter(), self._report.show
         in_threads(lambda job: job.run(show), [job for job in self.jobs if not job.ended])
-        _batches.discard(self)
         keys = [job.key for job in self.jobs if job.result == "built"]
         removed = (0, 0)
         if keys:
             with contextlib.suppress(OSError, ValueError):
                 removed = make_room(self._store, keys)
         self._report.end(self.jobs, time.perf_counter() - begun, removed)
+        _batches.discard(self)
 
 
 _batches: set[Batch] = set()  # those under way
