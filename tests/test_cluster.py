@@ -3,9 +3,13 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import Checkout
+
+from loader.jit.build import others
+from loader.jit.cache.lock import FileLock
 
 USE = "import torch, loader; assert loader.square(torch.ones(3) * 3).tolist() == [9.0] * 3"
 # Waits with torch imported until all are there.
@@ -67,6 +71,18 @@ def test_a_rank_without_a_compiler_takes_what_a_second_builder_makes(tmp_path, c
     for process in (second, without):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
+
+
+def test_ranks_that_look_who_builds_do_not_take_each_other_for_that(tmp_path):
+    """Or they would wait for ever, each time as patient as before."""
+    path = tmp_path / "square-0.lock"
+    path.touch()
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda _: others.holder(tmp_path, "square"), range(8000))]
+    assert found == [None] * 8000
+    with FileLock(path) as lock:
+        lock.note()
+        assert others.holder(tmp_path, "square")["pid"] == os.getpid()
 
 
 @pytest.mark.parametrize("world", [1, 2])

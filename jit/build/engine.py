@@ -109,6 +109,8 @@ class Job:
         self._lock: FileLock | None = None
         self._held = False
         self._lacking: BuildError | None = None  # what this machine cannot build for
+        # Of recipes whose product another compiler's will do for: what that is made of, if there.
+        self._served: Callable[[], dict | None] | None = getattr(recipe, "served", None)
         self._began: Callable[[str], None] = lambda stage: None
 
     @property
@@ -148,8 +150,7 @@ class Job:
         try:
             self.recipe.check_machine()
         except BuildError as error:
-            served = getattr(self.recipe, "served", None)
-            if error.kind != "missing_compiler" or served is None:
+            if error.kind != "missing_compiler" or self._served is None:
                 raise
             if not others.expected() and others.holder(*self._place) is None:
                 raise
@@ -176,10 +177,10 @@ class Job:
             self._began = lambda stage: show({"unit": name, "state": _DOING[stage]})
             if self._lacking:
                 self._wait_for_others(self._lacking, show)
-            elif not self._lock:
-                raise AssertionError("claimed")
-            elif self._held or self._take_turn(self._lock, show):
-                self._build(self._lock)
+            else:
+                assert self._lock, "claimed"
+                if self._held or self._take_turn(self._lock, show):
+                    self._build(self._lock)
         except CompileError:
             error = BuildError(f"{name}: its build was interrupted", name, kind="interrupted")
         except Exception as failure:
@@ -217,9 +218,10 @@ class Job:
 
         Raises: `lacking` once nobody has been at it for so long that nobody will be.
         """
+        assert self._served, "or it would not wait"
         since = last = time.time()
         said = False
-        while (found := self.recipe.served()) is None:  # type: ignore[attr-defined]
+        while (found := self._served()) is None:
             holder, now = others.holder(*self._place), time.time()
             last = now if holder else last
             if not said and now - since > _SAY_AFTER:

@@ -20,6 +20,6 @@ def holder(work: Path, folder: str) -> dict | None:
     for path in work.glob(f"{folder}-*.lock"):
         lock = FileLock(path)
         with contextlib.closing(lock):
-            if not lock.take():
+            if lock.is_held():
                 return lock.read() or {"pid": "?"}
     return None

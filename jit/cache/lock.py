@@ -39,8 +39,18 @@ class FileLock:
 
     def take(self, wait: bool = False) -> bool:
         """Get the lock, at once unless told to wait; True if it is held now."""
+        return self._flock(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+    def is_held(self) -> bool:
+        """True if somebody else has the lock; any number may ask at once."""
+        if not self._flock(fcntl.LOCK_SH | fcntl.LOCK_NB):
+            return True
+        self._flock(fcntl.LOCK_UN)
+        return False
+
+    def _flock(self, operation: int) -> bool:
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(self.descriptor, operation)
         except BlockingIOError:
             return False
         except OSError as error:
