@@ -52,10 +52,10 @@ class Routes:
             most = max(most, out + come)
         room = limit // bytes_per_point - 4 * R
         if most > 0 and room < 1:
-            least = (4 * R + 1) * bytes_per_point
+            needed = (4 * R + 1) * bytes_per_point
             raise RuntimeError(
-                f"{NAME}: limit must be {least} bytes or more for a point of each of {R} ranks for "
-                f"each other, at {bytes_per_point} bytes a point, got {limit}"
+                f"{NAME}: limit must be {needed} bytes or more for a point of each of {R} ranks "
+                f"for each other, at {bytes_per_point} bytes a point, got {limit}"
             )
         return max(-(-most // room) if most else 1, min(least, most >> 18))
 

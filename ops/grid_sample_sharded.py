@@ -15,7 +15,6 @@ from .grid_sample_windows import NAME, Seams, Whole
 from .ranks import Ranks
 
 _LEAST = 4  # rounds of many points: while one is sampled, values of the one before go back
-_DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
 @torch.compiler.disable  # collectives, and sizes that only data tell: a break in the graph
@@ -69,21 +68,8 @@ def sample_sharded(
 
 def _checked(ranks, shard, grid, mode, padding_mode, align_corners, dim, limit):
     """Return the options by number. Raises: where this rank cannot take part."""
-    for name, x in (("shard", shard), ("grid", grid)):
-        if not isinstance(x, Tensor):
-            given = "its part, of no rows if it has none" if name == "shard" else "points"
-            raise TypeError(
-                f"{NAME}: {name} must be a tensor, got {type(x).__name__}; each rank gives {given}"
-            )
-        if x.dtype not in _DTYPES:
-            raise RuntimeError(
-                f"{NAME}: {name} must be float32, float64, float16 or bfloat16, got {x.dtype}"
-            )
-        if x.device.type != ranks.device_type:
-            raise RuntimeError(
-                f"{NAME}: {name} must be on a device of the mesh, {ranks.device_type}, got "
-                f"{x.device}"
-            )
+    ranks.check("shard", shard, "its part, of no rows if it has none")
+    ranks.check("grid", grid, "points")
     if not isinstance(dim, int) or not 2 <= dim < shard.dim():
         raise RuntimeError(
             f"{NAME}: dim must be 2 to {shard.dim() - 1} for a shard of {shard.dim()} dimensions, "

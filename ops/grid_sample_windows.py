@@ -4,6 +4,7 @@ The seam of a rank is the last rows of its part with the first of those that fol
 between. A window is sampled with the coordinates, border rule and arithmetic of the whole volume.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -96,7 +97,7 @@ class Seams:
             if len(rows)
         ]
         flat = torch.cat(pieces) if pieces else shard.new_empty(0)
-        per_row = _product(_with(shard.shape, dim, 1))
+        per_row = math.prod(_with(shard.shape, dim, 1))
         self._counts = [[len(rows) * per_row for rows in of] for of in (self.given, self.taken)]
         self._coming = self.ranks.exchange(flat, *self._counts)
 
@@ -213,10 +214,3 @@ def _as_grid(points: Tensor) -> Tensor:
 
 def _with(shape: Sequence[int], dim: int, rows: int) -> list[int]:
     return [rows if d == dim else n for d, n in enumerate(shape)]
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for n in sizes:
-        found *= n
-    return found

@@ -9,7 +9,6 @@ from .hash_grid_encoding import options_of, output_like
 from .ranks import Ranks
 
 _NAME = "encode_sharded"
-_DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
 @torch.compiler.disable  # collectives, and sizes that only data tell: a break in the graph
@@ -54,18 +53,8 @@ def encode_sharded(
 
 def _facts(ranks, points, shard, base_resolution, per_level_scale):
     """Return what ranks have to have in common, and this one's own. Raises: where it is wrong."""
-    for name, x in (("points", points), ("shard", shard)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{_NAME}: {name} must be a tensor, got {type(x).__name__}")
-        if x.dtype not in _DTYPES:
-            raise RuntimeError(
-                f"{_NAME}: {name} must be float32, float64, float16 or bfloat16, got {x.dtype}"
-            )
-        if x.device.type != ranks.device_type:
-            raise RuntimeError(
-                f"{_NAME}: {name} must be on a device of the mesh, {ranks.device_type}, got "
-                f"{x.device}"
-            )
+    ranks.check("points", points, "points")
+    ranks.check("shard", shard, "its part, of no levels if it has none")
     options = options_of(points, shard, base_resolution, per_level_scale)
     if shard.dim() != 3:
         raise RuntimeError(f"{_NAME}: shard must be (levels, T, F), got {tuple(shard.shape)}")

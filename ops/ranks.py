@@ -8,11 +8,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+_DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16
+
 
 class Ranks:
     """The ranks of a one-dimensional mesh, and what they do together.
 
-    Every method but `__init__` is a collective: all ranks have to call it.
+    Every method but `__init__` and `check` is a collective: all ranks have to call it.
     """
 
     def __init__(self, op: str, mesh: DeviceMesh):
@@ -38,6 +40,25 @@ class Ranks:
         self.device_type = mesh.device_type
         on_gpu = mesh.device_type == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
+
+    def check(self, name: str, x: object, given: str) -> None:
+        """Raise TypeError or RuntimeError for what is no tensor of this rank's; `given` says what
+        each rank has to give.
+        """
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"{self.op}: {name} must be a tensor, got {type(x).__name__}; each rank gives "
+                f"{given}"
+            )
+        if x.dtype not in _DTYPES:
+            raise RuntimeError(
+                f"{self.op}: {name} must be float32, float64, float16 or bfloat16, got {x.dtype}"
+            )
+        if x.device.type != self.device_type:
+            raise RuntimeError(
+                f"{self.op}: {name} must be on a device of the mesh, {self.device_type}, got "
+                f"{x.device}"
+            )
 
     def gather(self, numbers: Sequence[int] | Tensor) -> list[list[int]]:
         """Return the numbers of all ranks, as many of each."""

@@ -99,7 +99,8 @@ def _explain_twice(symbol: str, words: list[str], root: Path, of_the_unit: list[
 
 def _home(name: str, declared: str, root: Path, of_the_unit: list[Path]) -> Path | None:
     """Return the file where a launcher belongs: of the unit's kernels the one that is named most
-    like it, then in the fewest words, then that defines what has the nearest name; else None.
+    like it, of these the one with the fewest other words, then the one that defines what has the
+    nearest name; else None.
     """
     ending = {"cuda": ".cu", "cpu": ".cpp"}.get(name.rpartition("_")[2])
     kernels = [file for file in of_the_unit if root / "kernels" in file.parents]

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import derive, frame
+from . import derive, frame, given
 from . import sharding as rules
-from .watch import Watch, plainly, tidy, type_name
+from .watch import Watch, plainly, tidy
 
-_TAKEN = ("octet", "aten", "prim", "prims", "torch", "torchvision")
 _RETURNS = re.compile(r"-> (?:Tensor|\((?:Tensor(?:, )?)+\)|\(\))$")
 
 
@@ -105,7 +104,7 @@ class Definition:
         sharding: str | None,
     ):
         self.reference, self.backward, self.mutates = reference, backward, mutates
-        self.name = _checked_name(name, reference)
+        self.name = given.checked_name(name, reference)
         if isinstance(mutates, str) or not isinstance(mutates, Sequence):
             got = f"[{mutates!r}]" if isinstance(mutates, str) else "a list of them"
             raise TypeError(f"{self.name}: mutates must be names of arguments; write {got}")
@@ -117,7 +116,7 @@ class Definition:
                 f"arguments, got {reference!r}; write one that calls it"
             ) from None
         self.schema = self._find_schema()
-        self.kernels = _kernels(self.name, kernel, [p.name for p in self.parameters])
+        self.kernels = given.kernels_of(self.name, kernel, [p.name for p in self.parameters])
         self.tensors = [i for i, a in enumerate(self.schema.arguments) if "Tensor" in str(a.type)]
         self.shapes = self._shapes(sharding)
         written = [p.name in mutates for p in self.parameters]
@@ -126,7 +125,7 @@ class Definition:
         if backward is not None:
             count = len(self.schema.returns)
             grads = ["grad"] if count == 1 else [f"grad_{i}" for i in range(count)]
-            _check_function(self.name, "backward", backward, [*grads, *named])
+            given.check_function(self.name, "backward", backward, [*grads, *named])
         if backward is not None and mutates:
             raise ValueError(
                 f"{self.name}: an operator that writes to {', '.join(mutates)} has no gradient; "
@@ -143,7 +142,7 @@ class Definition:
         @functools.wraps(self.reference)
         def public(*args: Any, **named: Any) -> Any:
             if named or len(args) != count:
-                args = tuple(_bound(self.name, names, defaults, args, named))
+                args = tuple(given.bound(self.name, names, defaults, args, named))
             return call(*args)
 
         public.op, public.reference = op, self.reference  # type: ignore[attr-defined]
@@ -266,7 +265,7 @@ class Definition:
         """
         names = [p.name for p in self.parameters]
         defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
-        args = tuple(_bound(self.name, names, defaults, args, named))
+        args = tuple(given.bound(self.name, names, defaults, args, named))
         results = []
         for call in (self.public, self.run_reference):
             own = [_leaf(x, not self.mutates) for x in args]
@@ -304,75 +303,8 @@ class Definition:
                 torch.testing.assert_close(found, whole, msg=lambda m, to=message: to + m)
 
 
-def _checked_name(name: str | None, reference: Callable) -> str:
-    own = re.sub(r"\W", "_", getattr(reference, "__name__", "operator"))
-    name = f"local::{own}" if name is None else name
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name, re.ASCII):
-        raise ValueError(
-            f'operator: name must be "namespace::name", as "mine::{own}", got {name!r}'
-        )
-    if name.partition("::")[0] in _TAKEN:
-        raise ValueError(
-            f"operator: the namespace of {name!r} is taken; choose one of your own, as "
-            f'"mine::{name.partition("::")[2]}"'
-        )
-    return name
-
-
-def _kernels(name: str, kernel: Any, arguments: list[str]) -> dict[str, Callable]:
-    """Kernels by type of device, "" being any."""
-    found = {} if kernel is None else {**kernel} if isinstance(kernel, Mapping) else {"": kernel}
-    for device, function in found.items():
-        where = f" for {device!r}" if device else ""
-        _check_function(name, f"kernel{where}", function, arguments)
-        if device:
-            try:
-                torch.device(device)
-            except (RuntimeError, TypeError):
-                raise ValueError(
-                    f"{name}: kernel must be a dict by type of device, as 'cuda', got {device!r}"
-                ) from None
-    return found
-
-
-def _check_function(name: str, what: str, function: Any, arguments: list[str]) -> None:
-    """Raise TypeError for what is no function, or does not take so many arguments."""
-    if not callable(function):
-        raise TypeError(f"{name}: {what} must be a function, got {type_name(function)}")
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # of C++, which does not say
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError as error:
-        raise TypeError(
-            f"{name}: {what} must take the arguments ({', '.join(arguments)}) by position, got a "
-            f"function of {signature}: {error}"
-        ) from None
-
-
 def _leaf(x: Any, wanted: bool) -> Any:
     """A copy of a tensor, which wants a gradient where that is wanted and there can be one."""
     if not isinstance(x, Tensor):
         return x
     return x.detach().clone().requires_grad_(wanted and derive.is_smooth(x))
-
-
-def _bound(name: str, names: list[str], defaults: dict, args: tuple, named: dict) -> list:
-    """All arguments in their order. Raises: TypeError."""
-    if len(args) > len(names):
-        raise TypeError(f"{name} takes {len(names)} arguments, got {len(args)}")
-    found = [*args]
-    for parameter in names[len(args) :]:
-        if parameter in named:
-            found.append(named[parameter])
-        elif parameter in defaults:
-            found.append(defaults[parameter])
-        else:
-            raise TypeError(f"{name}: argument {parameter} is missing")
-    for parameter in named:
-        if parameter not in names[len(args) :]:
-            twice = "is given twice" if parameter in names else "is none of its arguments"
-            raise TypeError(f"{name}: {parameter} {twice}")
-    return found
