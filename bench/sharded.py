@@ -33,7 +33,7 @@ def predicted(size: int, channels: int, points: int, ranks: int) -> dict[str, fl
     away = points * (ranks - 1) / ranks
     g, v = 12, 4 * channels  # a point, its values
     rounds = max(1, min(4, int(2 * away) >> 18))
-    way = (2 * v + g) * 2 * away / rounds * (2 if rounds > 1 else 1)
+    way = ((5 if rounds > 1 else 3) * v + 2 * g) * away / rounds
     held = shard + 2 * row + points * (g + v + 8)
     return {
         "forward_bytes": away * (g + v) + row * (ranks - 1) / ranks,
@@ -118,6 +118,13 @@ def measure(rank: int, options, size: int, channels: int, points: int) -> dict:
     mesh, one = meshes(options.device, options.ranks)
     row, mine = spread(mesh, one, rank, options, size, channels, points)
     row |= {"points": points, "link": link(options)}
+    for name in [name for name in row if name.endswith(("_bytes", "_peak"))]:
+        of_all = torch.tensor(
+            float(row[name]), device=options.device, dtype=torch.float64
+        )  # rank 0 sends no rows
+        mean = name.endswith("_bytes")
+        dist.all_reduce(of_all, dist.ReduceOp.SUM if mean else dist.ReduceOp.MAX)
+        row[name] = float(of_all) / (options.ranks if mean else 1)
     everyone = torch.empty(options.ranks * mine.numel(), device=options.device)
     dist.all_gather_into_tensor(everyone, mine.reshape(-1))
     del mine
