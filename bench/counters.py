@@ -61,7 +61,7 @@ def work(operator: str, options: dict, told: str) -> None:
         values = torch.Generator("cuda").manual_seed(k)
         k += 1
         tasks = space.tasks(case, {"device": torch.device("cuda"), "generator": values})
-        if max(task.bytes for task in tasks.values()) < options["least"]:
+        if min(task.bytes for task in tasks.values()) < options["least"]:
             continue
         for direction, task in tasks.items():
             run = task.runs["loader"]
