@@ -136,7 +136,8 @@ def _borne_out(rounds: Sequence[tuple[Round, Round]]) -> None:
 def _limit(summary: dict[str, Any], moved: int, contest: Contest) -> dict[str, Any]:
     """Say what share of the bandwidth of a copy the candidate's arguments and results come to."""
     if contest.options.device == "cuda":  # the referee wakes no GPU: copied where the reference is
-        milliseconds = contest.reference.ask("copying", size=_COPIED_THERE)["ms"]
+        with contest.reference.alone():
+            milliseconds = contest.reference.ask("copying", size=_COPIED_THERE)["ms"]
         limit = moved * milliseconds / (2 * _COPIED_THERE)
     else:
         x = torch.ones(_COPIED, dtype=torch.uint8)
@@ -206,7 +207,7 @@ def _once(witness: Asked, sets: Sequence[Case], out: list[Tensor], empty: bool) 
         order = {"do": "batch", "layout": one.json(), "size": one.size, "out": of_out.json()}
         order |= {"out_size": of_out.size, "count": len(sets), "empty": empty}
         mapped = Mapped(files[1], results)
-        with witness.turn:
+        with witness.alone():
             begun = time.perf_counter()
             answer = witness.jail.ask(order, files)
             seconds = time.perf_counter() - begun

@@ -150,7 +150,7 @@ class _Session:
                 words = role, str(place), self._known, options.device
                 jails.append(Jail(functools.partial(_life, *words), prison, limits))
             compiled = jails[2] if options.compiled else None
-            turn = Turn(_turn(self._folder))
+            turn = Turn(_turn(self._folder), self._order["jobs"])
             referee = Referee(jails[0], jails[1], compiled, options, turn)
             data = referee.judge(list(candidate), list(reference), text)
             if options.sanitizer and data["verdict"] == "accepted":

@@ -44,11 +44,12 @@ class Gpu:
         self._flush: Tensor | None = None
         self._driver: Any = None
 
-    def wake(self) -> None:
-        """Have this process's context made."""
+    def wake(self) -> int:
+        """Have this process's context made; how many bytes of memory the GPU has."""
         torch.zeros(1, device="cuda")
         self._driver = ctypes.CDLL("libcuda.so.1") if torch.version.cuda else None
         self._wait()
+        return self._free()[1]
 
     def take(self, tensors: Sequence[Tensor], results: int) -> list[Tensor]:
         """Return arguments on the GPU: of the same shapes as before, at the same addresses.

@@ -129,7 +129,9 @@ class Referee:
         for each in asked:
             each.jail.send({"do": "wake"})
         for each in asked:
-            each.check(each.jail.answer(max(_WAKING, each.jail.limits.seconds)), "wake")
+            answer = each.jail.answer(max(_WAKING, each.jail.limits.seconds))
+            each.check(answer, "wake")
+            self._turn.memory = answer["memory"]
 
     def _load(self, candidate: list, reference: list, text: str | None) -> None:
         order = {"do": "load", "source": reference, "text": None, "classes": _CLASSES["reference"]}

@@ -47,13 +47,13 @@ class Witness:
         self.files: list[int] = []  # to go with the answer
 
     def wake(self, files: list[int]) -> dict:
-        """Have a GPU be there before anybody else's code is."""
-        if self._gpu:
-            try:
-                self._gpu.wake()
-            except RuntimeError as error:
-                raise Unusable(f"no GPU for the process that is to use it: {error}") from None
-        return {}
+        """Have a GPU be there before anybody else's code is; how large its memory is."""
+        if not self._gpu:
+            return {"memory": 0}
+        try:
+            return {"memory": self._gpu.wake()}
+        except RuntimeError as error:
+            raise Unusable(f"no GPU for the process that is to use it: {error}") from None
 
     def load(self, source: list, text: str | None, classes: list[str]) -> dict:
         """Load the file, the text of which may be given."""
