@@ -215,7 +215,7 @@ def alone(options, size, channels, points, everyone) -> dict:
 
 
 def modelled(row: dict, way: str, ranks: int, link: float) -> float:
-    """Milliseconds: of a rank alone with its points, of what it sends, of copies of what travels."""
+    """Milliseconds of a rank alone with its points, of sending, and of copies of what travels."""
     g, v = 12, 4 * row["channels"]
     away = row["points"] * (ranks - 1) / ranks
     guess = predicted(row["size"], row["channels"], row["points"], ranks)
@@ -227,11 +227,7 @@ def modelled(row: dict, way: str, ranks: int, link: float) -> float:
 
 def beyond(row: dict) -> list[str]:
     """Return a table of what the model says of more ranks than there were."""
-    lines = [
-        "",
-        f"By the model, {row['case']} with {row['points']:,} points on each rank, of which ",
-    ]
-    lines[-1] += "none leaves for another with one rank:"
+    lines = ["", f"By the model, {row['case']} with {row['points']:,} points on each rank:"]
     lines += ["", "| ranks | over | forward | and backward |", "|---|---|---|---|"]
     for ranks in (1, 2, 4, 8, 16, 64, 256):
         link = row["link"] if ranks <= _HOST else _NETWORK
