@@ -55,6 +55,7 @@ def _be(rank: int, store: str, work, cases, given, queue) -> None:
         init_method=f"file://{store}",
         rank=rank,
         world_size=given.ranks,
+        device_id=torch.device("cuda", rank) if on_gpu else None,
     )
     for name, case in cases.items():
         row = work(rank, given, *case)
