@@ -1,6 +1,8 @@
 """What operators over several ranks share: the group of a mesh, agreement, exchanges."""
 
+import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -66,8 +68,28 @@ class Ranks:
         if mine.numel() == 0 or self.count == 1:
             return [mine.tolist()] * self.count
         everyone = mine.new_empty(self.count * mine.numel())
-        self.done(lambda: dist.all_gather_into_tensor(everyone, mine, group=self.group))
+
+        def gathered() -> None:
+            dist.all_gather_into_tensor(everyone, mine, group=self.group)
+            self._arrived()
+
+        self.done(gathered)
         return everyone.view(self.count, -1).tolist()
+
+    def _arrived(self) -> None:
+        """Wait for the GPU, but not for ever: NCCL does not notice that a rank has ended.
+
+        Torch ends the process then, some time after the time-out; nobody could catch that.
+        """
+        if self.device_type != "cuda":
+            return
+        event = torch.cuda.Event()
+        event.record()
+        seconds = _patience(self.group, self.device)
+        end = time.monotonic() + seconds
+        while not event.query():
+            if time.monotonic() > end:
+                raise RuntimeError(f"nothing has come for {seconds:g} s")
 
     def agree(
         self, problem: Exception | None, alike: dict[str, object], own: Sequence[int]
@@ -145,6 +167,13 @@ class Exchange:
             self._ranks.done(work.wait)
         self._under_way = None, None
         return self._out
+
+
+def _patience(group: dist.ProcessGroup, device: torch.device) -> float:
+    """Seconds that a group's collectives may take."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return group._get_backend(device).options._timeout.total_seconds()
+    return dist.distributed_c10d.default_pg_timeout.total_seconds()
 
 
 def _digest(facts: dict[str, object]) -> bytes:

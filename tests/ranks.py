@@ -47,7 +47,7 @@ class Ranks:
         given = world, backend, self._folder.name, timeout
         code += f"import torch, ranks; ranks.fork(*{given!r})"
         with Listener(place, backlog=world) as listener:
-            self._process = start_python(code, ROOT, env)
+            self._process = start_python(code, ROOT, env, start_new_session=True)
             links = [listener.accept() for _ in range(world)]
         self._links = [link for _, link in sorted((link.recv(), link) for link in links)]
 
@@ -79,13 +79,17 @@ class Ranks:
         self.begin(function, *args, **named)
         return self.results()
 
-    def close(self) -> str:
-        """End them. Returns: what they wrote to stderr."""
+    def close(self) -> None:
+        """End them."""
         for link in self._links:
             link.close()
-        said = self._process.communicate(timeout=30)[1]
+        self._process.communicate(timeout=30)
         self._folder.cleanup()
-        return said
+
+    def kill(self) -> None:
+        """End them whatever they are at: one that waits for another's GPU ends when torch says."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self.close()
 
 
 _group: Ranks | None = None
