@@ -211,6 +211,8 @@ __global__ void __launch_bounds__(kThreads)
     constexpr uint32_t kBits = (1u << 2 * D) - 1;
     const Runs runs(cell.base, cell.flags & kBits, job.input.step[2]);
     const bool alone = at.lanes == 1;  // threads that share a point have no neighbours to add to
+    // Has kernels of its own; but without the test this one needs more registers.
+    const bool nearest = p.interpolation == Interpolation::kNearest;
     A weight[K], dot[K] = {};
     cell.weights(weight);
     const char* in = static_cast<const char*>(p.input) + at.b * p.input_stride[0] * int(sizeof(T));
@@ -258,7 +260,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
             for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
             if (longer) runs.sum(part);
-            if (alone)
+            if (alone && !nearest)
 #pragma unroll
                 for (int k = 0; k < K; k += 2) {
                     const A given = __shfl_sync(kAll, part[k + 1], runs.before);
@@ -320,18 +322,22 @@ __global__ void __launch_bounds__(kThreads)
     store_grad_grid<D>(job, at, none);
 }
 
-/// The gradient to the grid alone: a thread to a point, or several, C channels, with C = 4 all of
-/// them, four at a time.
-template <typename T, int D, int C, Narrow kLayout>
+/// The gradient to the grid alone: a thread to a point, or several where kShared, C channels, with
+/// C = 4 all of them, four at a time.
+template <typename T, int D, int C, Narrow kLayout, bool kShared>
 __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
     grid_backward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
-    const ThreadPoint point(job);
-    if (C < 4 && !point.inside) return;
-    const int i = point.inside ? point.i : job.count - 1, own = point.lane * C;
-    const int64_t b = point.b;
+    const int lanes_log2 = kShared ? job.lanes_log2 : 0;
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, in_warp = threadIdx.x % 32;
+    const int lane = in_warp >> (5 - lanes_log2), own = kShared ? lane * C : 0;
+    const int q =
+        kShared ? (thread >> 5 << (5 - lanes_log2)) + (in_warp & ((32 >> lanes_log2) - 1)) : thread;
+    if (!kShared && q >= job.count) return;
+    const int i = kShared ? min(q, job.count - 1) : q;
+    const int64_t b = job.image + blockIdx.y;
     const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
     const Cell<float, D> cell = cell_of<true>(job, job.input, coordinates);
     const int64_t c_step =
@@ -340,31 +346,29 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
                         int64_t(cell.base) * job.input.unit + own * c_step;
     const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0] +
                         own * p.grad_out_stride[1] + p.grad_out_points.at(job.first + i);
-    const int step = C == 4 ? C * point.lanes : C;
     float dot[K] = {}, slope[D];
 #pragma unroll 1
-    for (int left = C == 4 ? int(p.C) - own : C; left > 0; left -= step) {
+    for (int left = C == 4 ? int(p.C) - own : C; left > 0;
+         left -= C << lanes_log2, first += (C << lanes_log2) * c_step) {
         Pixels<T, D, C, kLayout> pixels;
         pixels.read(job, cell, first, c_step, left);
-        const T* from = grad_out;
-        first += step * c_step, grad_out += step * p.grad_out_stride[1];
 #pragma unroll
-        for (int c = 0; c < C; ++c, from += p.grad_out_stride[1]) {
+        for (int c = 0; c < C; ++c, grad_out += p.grad_out_stride[1]) {
             if (C == 4 && c >= left) break;
-            const float grad = value_of(*from, p.dtype);
+            const float grad = value_of(*grad_out, p.dtype);
 #pragma unroll
             for (int k = 0; k < K; ++k) dot[k] += grad * pixels.value(k, c, p.dtype);
         }
+        if (kShared) grad_out += ((C << lanes_log2) - C) * p.grad_out_stride[1];
     }
     cell.slopes(dot, slope);
 #pragma unroll
-    for (int d = 0; d < D; ++d) slope[d] *= cell.moved(d, p);
-    if constexpr (C == 4) {
-        store_grad_grid<D>(job, point, slope);
-    } else {
-#pragma unroll
-        for (int d = 0; d < D; ++d)
-            store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d, slope[d]);
+    for (int d = 0; d < D; ++d) {
+        float sum = cell.moved(d, p) * slope[d];
+        if (kShared)
+            for (int m = 32 >> lanes_log2; m < 32; m *= 2) sum += __shfl_xor_sync(kAll, sum, m);
+        if (!kShared || (lane == 0 && q < job.count))
+            store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d, sum);
     }
 }
 
@@ -373,17 +377,21 @@ const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
     const auto launch = [&](auto kernel) {
         return launch_points(kernel, job, 32 >> job.lanes_log2, stream);
     };
-    if (job.narrow == Narrow::kLast) return launch(grid_backward<T, D, 4, Narrow::kLast>);
-    return job.p.C == 1 ? launch(grid_backward<T, D, 1, Narrow::kPlanar>)
-                        : launch(grid_backward<T, D, 4, Narrow::kPlanar>);
+    const bool last = job.narrow == Narrow::kLast;
+    if (job.lanes_log2 > 0)
+        return last ? launch(grid_backward<T, D, 4, Narrow::kLast, true>)
+                    : launch(grid_backward<T, D, 4, Narrow::kPlanar, true>);
+    if (last) return launch(grid_backward<T, D, 4, Narrow::kLast, false>);
+    return job.p.C == 1 ? launch(grid_backward<T, D, 1, Narrow::kPlanar, false>)
+                        : launch(grid_backward<T, D, 4, Narrow::kPlanar, false>);
 }
 
 template <typename T, int V, int D>
 const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V == 4)
         if (job.alone)
-            return launch_points(grid_backward<T, D, 4, Narrow::kWords>, job, 32 >> job.lanes_log2,
-                                 stream);
+            return launch_points(grid_backward<T, D, 4, Narrow::kWords, true>, job,
+                                 32 >> job.lanes_log2, stream);
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);

@@ -261,7 +261,7 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     const int64_t vectors = ceil_div(p.C, plan.V);
     int log2 = 0;
     if (grid_alone(p)) {  // its kernel takes four channels at a time
-        const int most = p.input_stride[1] == 1 ? 5 : 2;
+        const int most = p.input_stride[1] == 1 || p.B * p.P < 2048 ? 5 : 2;
         while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < 132 * 512) ++log2;
         return log2;
     }
@@ -272,9 +272,12 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     // As many as fill the GPU. Where channels do not neighbour, lanes read far apart: no more than
     // leave whole sectors to neighbouring points.
     const int most = p.input_stride[1] == 1 || !p.grad_out ? 5 : 2, least = plan.V > 1 ? 2 : 0;
-    // Threads that share a point add nothing up before it goes to memory.
-    const bool cubic = p.interpolation == Interpolation::kCubic;
-    const int64_t enough = p.grad_out && !cubic ? 132 * 256 : 132 * 1024;
+    // Threads that share a point add nothing up before it goes to memory, which is lost time where
+    // points are many beside pixels. Channels last, they share sectors instead.
+    const int64_t voxels = voxel_count(p);
+    const bool crowded = p.input_stride[1] == 1 ? p.P * 4 > voxels * 5 : p.P * 2 > voxels;
+    const bool adds = p.grad_input && p.interpolation != Interpolation::kCubic;
+    const int64_t enough = adds && crowded ? 132 * 256 : 132 * 1024;
     while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < enough))
         ++log2;
     return log2;
