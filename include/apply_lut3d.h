@@ -83,12 +83,18 @@ OCTET_KERNEL const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void*
 OCTET_KERNEL Lut3dWay apply_lut3d_way_cuda(const ApplyLut3dParams* p, int32_t device);
 /// For contiguous images of floating point; see kernels/apply_lut3d/shared.cu.
 OCTET_KERNEL const char* apply_lut3d_shared_cuda(const ApplyLut3dParams* p, void* stream);
+OCTET_KERNEL const char* apply_lut3d_split_cuda(const ApplyLut3dParams* p, void* stream);
 /// grad_image and sums, each unless it is null. CPU: parts [begin, end) of the pixels.
 OCTET_KERNEL const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
 /// grad_lut from sums, entries [begin, end).
 OCTET_KERNEL const char* apply_lut3d_sum_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
+
+/// Bytes of shared memory of a block of split.cu: half of a table's cells, and pixels that wait.
+inline int64_t apply_lut3d_split_bytes(int64_t S) {
+    return (S / 2 + 1) * S * S * 12 + 10 * 1024;
+}
 
 /// Whether so few pixels are better off on the CPU without a table, which takes longer to make than
 /// they do: an entry of it costs as much as six pixels.

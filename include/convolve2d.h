@@ -47,6 +47,7 @@ OCTET_KERNEL void convolve2d_sum_cpu(const Convolve2dParams* p, int64_t begin, i
 constexpr int kTileRows = 32, kTileColumns = 64;  // of output, to a CUDA block at a time
 constexpr int kChunk = 16;                        // taps along an axis that are held at a time
 
+constexpr int kStripTaps = 16;  // columns of taps that strips.rest.cu is compiled for
 constexpr int kBandsChunk = 32;  // the same of kernel_gradient_bands.rest.cu
 
 /// What kernels of more taps need on a GPU: include/torch/rest.h. Null, or the error's text.
@@ -54,6 +55,7 @@ struct Convolve2dRest {
     const char* (*forward)(const Convolve2dParams* p, void* stream);
     const char* (*parts)(const Convolve2dParams* p, void* stream);
 };
+OCTET_KERNEL const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
 

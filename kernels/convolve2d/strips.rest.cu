@@ -1,0 +1,286 @@
+// Convolutions by multiply-adds in float32, with kernels of up to 16 columns of taps and any number
+// of rows: where tensor cores would mostly multiply zeros.
+//
+// A thread has a strip of 4 x 8 outputs. Of a row of the input it holds what the strip meets, 7
+// more than the taps of a row, in registers, read 16 bytes at a time, as are the taps, which all
+// threads of a warp read from one place: with 15 taps to a row 22 reads for 480 multiply-adds. The
+// number of columns is known to the compiler, that of rows is not. A block's warps have strips
+// below each other, or, where there are few, share the rows of taps of the same strips.
+//
+// What lies in a tile but belongs to no output is not multiplied by 0: see forward.cu.
+#include "tile.cuh"
+
+constexpr int kStripRows = 4, kStripColumns = 8, kWarps = kThreads / 32;
+constexpr int kSums = kStripRows * kStripColumns;  // of a thread
+constexpr int kRowsAtATime = 32;                   // of taps
+#ifndef STRIP_BLOCKS
+#define STRIP_BLOCKS 4
+#endif
+
+/// How a convolution is cut into tiles.
+struct StripsPlan {
+    int threads_across;    // of a warp: 8 for tiles of 64 columns, 4 for 32
+    int down;              // warps below each other, 16 or 32 rows each; others share these rows
+    int ni;                // rows of taps at a time
+    int pitch, tap_pitch;  // of the tile, of the taps: elements
+    int rows, columns;     // of outputs
+    unsigned across, tiles_down;
+    int bytes;
+
+    explicit StripsPlan(const Convolve2dParams& p) {
+        const int64_t last = p.OW % 64;
+        threads_across = p.OW < 256 && last > 0 && last <= 32 ? 4 : 8;
+        columns = threads_across * kStripColumns;
+        const int each = 32 / threads_across * kStripRows;
+        down = kWarps;
+        const auto tiles = [&] {
+            return double(p.N) * ceil_div(p.OW, columns) * ceil_div(p.OH, each * down);
+        };
+        while (down > 1 && (p.OH <= each * down / 2 || (tiles() < 400 && p.kh >= 16 / down)))
+            down /= 2;
+        rows = each * down;
+        ni = p.kh < kRowsAtATime ? int(p.kh) : kRowsAtATime;
+        tap_pitch = (int(p.kw) + 3) / 4 * 4;
+        pitch = columns - kStripColumns + (int(p.kw) + kStripColumns + 2) / 4 * 4;
+        across = unsigned(ceil_div(p.OW, columns)), tiles_down = unsigned(ceil_div(p.OH, rows));
+        bytes = (ni * tap_pitch + (rows + ni - 1) * pitch) * 4;
+        const int sums = kThreads * kSums * 4;
+        if (bytes < sums) bytes = sums;
+    }
+};
+
+#if __CUDA_ARCH__ >= 800
+constexpr bool kAsyncCopies = true;
+#else
+constexpr bool kAsyncCopies = false;
+#endif
+
+/// A number on its way into a tile, or, where it is not `there`, zero.
+__device__ inline void begin_copy(float* to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(there ? 4 : 0));
+#endif
+}
+
+/// Copies `rows` x `columns` elements from (y, x) on into a tile. A warp takes a row at a time:
+/// what the border makes of columns is worked out once. Outside of the image there are zeros. What
+/// is float32 is there after `wait_for_strips`.
+__device__ __noinline__ void fill_strips(float* tile, int pitch, const Image& from, int64_t y,
+                                         int64_t x, int rows, int columns) {
+    constexpr int kEach = 3, kUnder = 4;
+    by_storage<float>(from.dtype, [&](auto element) {
+        using T = decltype(element);
+        constexpr bool kAsync = kAsyncCopies && sizeof(T) == 4;
+        const T* in = static_cast<const T*>(from.data) + from.begin;
+        const int lane = threadIdx.x % 32;
+        int64_t offset[kEach];
+        bool inside[kEach];
+#pragma unroll
+        for (int k = 0; k < kEach; ++k) {
+            const int64_t at = extended(x + lane + 32 * k, from.W, from.boundary);
+            inside[k] = at >= 0 && lane + 32 * k < columns;
+            offset[k] = inside[k] ? at * from.along : 0;
+        }
+        for (int first = threadIdx.x / 32; first < rows; first += kWarps * kUnder) {
+            [[maybe_unused]] T value[kUnder][kEach];
+            [[maybe_unused]] bool has[kUnder];
+#pragma unroll
+            for (int u = 0; u < kUnder; ++u) {
+                const int row = first + u * kWarps;
+                const int64_t line = extended(y + row, from.H, from.boundary);
+                has[u] = row < rows && line >= 0;
+                const T* at = in + (has[u] ? line * from.down : 0);
+#pragma unroll
+                for (int k = 0; k < kEach; ++k) {
+                    const bool there = has[u] && inside[k];
+                    if constexpr (kAsync) {
+                        if (row < rows && lane + 32 * k < columns)
+                            begin_copy(tile + row * pitch + lane + 32 * k, at + offset[k], there);
+                    } else if (there) {
+                        value[u][k] = at[offset[k]];
+                    }
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < kUnder; ++u) {
+                const int row = first + u * kWarps;
+#pragma unroll
+                for (int k = 0; k < kEach; ++k)
+                    if (!kAsync && row < rows && lane + 32 * k < columns)
+                        tile[row * pitch + lane + 32 * k] =
+                            has[u] && inside[k] ? value_of(value[u][k], from.dtype) : 0.0f;
+            }
+        }
+    });
+}
+__device__ inline void wait_for_strips() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncthreads();
+}
+
+using StripSums = float[kStripRows][kStripColumns];
+
+/// The products of a row of input. `taps`: the row that meets the strip's first row; `has`: which
+/// rows of the strip the input's row meets, if not all.
+template <int kTaps, bool kAll>
+__device__ inline void multiply_row(StripSums& sum, const float* line, const float* taps,
+                                    unsigned has) {
+    constexpr int kQuads = (kTaps + kStripColumns + 2) / 4, kPitch = (kTaps + 3) / 4 * 4;
+    float in[4 * kQuads];
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+        const auto part = quad(const_cast<float*>(line) + kQuad * i);
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) in[kQuad * i + k] = part.at[k];
+    }
+    const auto products = [&](int j, int r) {
+        const auto tap = quad(const_cast<float*>(taps) + j - r * kPitch);
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k)
+#pragma unroll
+            for (int q = 0; q < kStripColumns; ++q)
+                if (j + k < kTaps) sum[r][q] += tap.at[k] * in[j + k + q];
+    };
+    if (kAll) {
+#pragma unroll
+        for (int j = 0; j < kTaps; j += kQuad)
+#pragma unroll
+            for (int r = 0; r < kStripRows; ++r) products(j, r);
+    } else {
+#pragma unroll
+        for (int r = 0; r < kStripRows; ++r)
+            if (has >> r & 1)
+#pragma unroll
+                for (int j = 0; j < kTaps; j += kQuad) products(j, r);
+    }
+}
+
+/// Taps [i0, i0 + ni) x [0, kw) as float32, `pitch` from row to row.
+__device__ __noinline__ void fetch_taps(float* taps, const Convolve2dParams& p, int64_t n,
+                                        int64_t i0, int ni, int pitch) {
+    const int64_t g = group_of(p, n);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < ni * pitch; i += kThreads)
+        if (i % pitch < p.kw) taps[i] = tap_at<float>(p, g, i0 + i / pitch, i % pitch);
+}
+
+/// A warp's sums from shared memory to outputs (y, x) on, so that it writes neighbouring columns.
+__device__ __noinline__ void store_strips(const Convolve2dParams& p, int64_t n, int64_t y,
+                                          int64_t x, int columns, const float* sums) {
+    by_storage<float>(p.dtype, [&](auto element) {
+        using T = decltype(element);
+        const int lane = threadIdx.x % 32;
+        T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + y * p.out_stride[1] + x;
+        const auto address =
+            reinterpret_cast<uintptr_t>(out) | uintptr_t(p.out_stride[1]) * sizeof(T);
+        if (address % (kQuad * sizeof(T)) == 0 && x + columns <= p.OW) {
+#pragma unroll
+            for (int k = 0; k < kSums / kQuad; ++k) {
+                const int i = (k * 32 + lane) * kQuad;
+                if (y + i / columns >= p.OH) return;
+                const auto from = quad(const_cast<float*>(sums) + i);
+                Vector<T, kQuad> values;
+#pragma unroll
+                for (int q = 0; q < kQuad; ++q) values.at[q] = stored<T>(from.at[q], p.dtype);
+                store_vector(out + i / columns * p.out_stride[1] + i % columns, values);
+            }
+            return;
+        }
+#pragma unroll 4
+        for (int i = lane; i < 32 * kSums; i += 32)
+            if (y + i / columns < p.OH && x + i % columns < p.OW)
+                out[i / columns * p.out_stride[1] + i % columns] = stored<T>(sums[i], p.dtype);
+    });
+}
+
+/// The products of `count` rows of taps: row t of the tile meets row t - r of these for row r of
+/// the strip.
+template <int kTaps>
+__device__ inline void multiply_rows(StripSums& sum, const float* line, int pitch,
+                                     const float* taps, int count) {
+#pragma unroll 1
+    for (int t = 0; t < count + kStripRows - 1; ++t) {
+        if (t >= kStripRows - 1 && t < count) {
+            multiply_row<kTaps, true>(sum, line, taps, ~0u);
+        } else {
+            unsigned has = (2u << (t < kStripRows ? t : kStripRows - 1)) - 1;
+            if (t >= count) has &= ~0u << (t - count + 1);
+            multiply_row<kTaps, false>(sum, line, taps, has);
+        }
+        line += pitch, taps += (kTaps + 3) / 4 * 4;
+    }
+}
+
+/// Calls `body` with the number of columns of taps as a constant, up to kMost.
+template <int kMost, typename Body>
+__device__ inline void by_taps(int taps, const Body& body) {
+    if constexpr (kMost > 1)
+        if (taps < kMost) return by_taps<kMost - 1>(taps, body);
+    body(std::integral_constant<int, kMost>{});
+}
+
+__global__ void __launch_bounds__(kThreads, STRIP_BLOCKS)
+    strips_kernel(const __grid_constant__ Convolve2dParams p,
+                  const __grid_constant__ StripsPlan plan) {
+    extern __shared__ __align__(16) float memory[];
+    float* const taps = memory;
+    float* const tile = taps + plan.ni * plan.tap_pitch;
+    const unsigned rest = blockIdx.x / plan.across;
+    const int64_t n = rest / plan.tiles_down;
+    const int64_t x0 = int64_t(blockIdx.x % plan.across) * plan.columns;
+    const int64_t y0 = int64_t(rest % plan.tiles_down) * plan.rows;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int share = warp / plan.down, shares = kWarps / plan.down;
+    const int first = warp % plan.down * (32 / plan.threads_across * kStripRows);
+    const int row = first + lane / plan.threads_across * kStripRows;
+    const int column = lane % plan.threads_across * kStripColumns;
+    StripSums sum = {};
+    for (int64_t i0 = 0; i0 < p.kh; i0 += plan.ni) {
+        const int ni = p.kh - i0 < plan.ni ? int(p.kh - i0) : plan.ni;
+        if (i0) __syncthreads();
+        fill_strips(tile, plan.pitch, Image::in(p, n), y0 + p.shift[0] - (p.kh - 1) + i0,
+                    x0 + p.shift[1] - (p.kw - 1), plan.rows + ni - 1, plan.columns + int(p.kw) - 1);
+        fetch_taps(taps, p, n, i0, ni, plan.tap_pitch);
+        wait_for_strips();
+        // Row t of the tile meets row t - r of the taps for row r of the strip.
+        const int begin = ni * share / shares, count = ni * (share + 1) / shares - begin;
+        const float* line = tile + (row + begin) * plan.pitch + column;
+        const float* tap = taps + begin * plan.tap_pitch;
+        by_taps<kStripTaps>(int(p.kw), [&](auto taps) {
+            multiply_rows<decltype(taps)::value>(sum, line, plan.pitch, tap, count);
+        });
+    }
+    // The sums of shares, in their order, next to each other as outputs are.
+    for (int turn = 0; turn < shares; ++turn) {
+        __syncthreads();
+        if (share != turn) continue;
+        float* at =
+            memory + (first + lane / plan.threads_across * kStripRows) * plan.columns + column;
+#pragma unroll
+        for (int i = 0; i < kSums; i += kQuad) {
+            Quad<float>& four = quad(at + i / kStripColumns * plan.columns + i % kStripColumns);
+            Quad<float> old = {};
+            if (turn) old = four;
+#pragma unroll
+            for (int q = 0; q < kQuad; ++q)
+                old.at[q] += sum[i / kStripColumns][i % kStripColumns + q];
+            four = old;
+        }
+    }
+    __syncthreads();
+    if (share == 0) store_strips(p, n, y0 + first, x0, plan.columns, memory + first * plan.columns);
+}
+
+const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream) {
+    const StripsPlan plan(*p);
+    if (double(plan.across) * plan.tiles_down * double(p->N) > kMostBlocks)
+        return "more tiles than one CUDA grid can hold";
+    cudaFuncSetAttribute(strips_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
+    strips_kernel<<<unsigned(p->N * plan.across * plan.tiles_down), kThreads, plan.bytes,
+                    static_cast<cudaStream_t>(stream)>>>(*p, plan);
+    return launch_error();
+}
