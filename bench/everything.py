@@ -56,6 +56,7 @@ _KNOWN = (
     Benchmark("leaderboard", "leaderboard", (), ("GPU", "LEADERBOARD"), False),
     Benchmark("portable", "portable", ("--level", "3"), (), False),
     Benchmark("sharded", "sharded", (), ("2 GPUs",)),
+    Benchmark("data_parallel", "data_parallel", (), ("2 GPUs", "skimage")),
     Benchmark("install", "install", (), (), False),
     Benchmark("viewer_frames", "viewer_frames", (), ("PySide6",), False),
     *(Benchmark("sweep", f"sweep_{name}", (name,)) for name in sweep.OPERATORS),
