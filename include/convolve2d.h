@@ -47,18 +47,24 @@ OCTET_KERNEL void convolve2d_sum_cpu(const Convolve2dParams* p, int64_t begin, i
 constexpr int kTileRows = 32, kTileColumns = 64;  // of output, to a CUDA block at a time
 constexpr int kChunk = 16;                        // taps along an axis that are held at a time
 
-constexpr int kStripTaps = 16;  // columns of taps that strips.rest.cu is compiled for
+constexpr int kStripTaps = 16;   // columns of taps that strips.rest.cu is compiled for
 constexpr int kBandsChunk = 32;  // the same of kernel_gradient_bands.rest.cu
 
 /// What kernels of more taps need on a GPU: include/torch/rest.h. Null, or the error's text.
 struct Convolve2dRest {
-    const char* (*forward)(const Convolve2dParams* p, void* stream);
+    const char* (*strips)(const Convolve2dParams* p, void* stream);
+    const char* (*bands)(const Convolve2dParams* p, void* stream);
     const char* (*parts)(const Convolve2dParams* p, void* stream);
 };
 OCTET_KERNEL const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
 
+/// Whether strips.rest.cu convolves, and not forward.cu.
+inline bool convolve2d_by_strips(const Convolve2dParams& p) {
+    const bool square = p.kh == p.kw && p.kw % 2 == 1 && p.kw > 1 && p.kw <= 9;
+    return p.dtype != DType::kDouble && p.kw <= kStripTaps && !square;
+}
 /// Whether tensor cores are quicker than multiply-adds. Measured on an H200, 2048 x 2048 in
 /// float32: a row of taps costs them 2.5 us for each 24 columns, whether these are taps or not, and
 /// their tiles 38 us in all; multiply-adds cost 0.45 us a tap, 0.15 us where the compiler knows the

@@ -112,8 +112,12 @@ bool on_tensor_cores([[maybe_unused]] bool wanted, [[maybe_unused]] const Tensor
 /// The sum, to `out`.
 void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
-    if (on_tensor_cores(convolve2d_by_bands(p), out))
-        on_cuda = rest_of<Convolve2dRest>(kName)->forward;
+    if (on_cuda && !out.is_cpu()) {
+        if (convolve2d_by_strips(p))
+            on_cuda = rest_of<Convolve2dRest>(kName)->strips;
+        else if (on_tensor_cores(convolve2d_by_bands(p), out))
+            on_cuda = rest_of<Convolve2dRest>(kName)->bands;
+    }
     launch(kName, out, p, p.N * p.OH, rows_grain(p), convolve2d_cpu, on_cuda);
 }
 

@@ -13,6 +13,9 @@
 constexpr int kStripRows = 4, kStripColumns = 8, kWarps = kThreads / 32;
 constexpr int kSums = kStripRows * kStripColumns;  // of a thread
 constexpr int kRowsAtATime = 32;                   // of taps
+#ifndef STRIP_UNDER
+#define STRIP_UNDER 5
+#endif
 #ifndef STRIP_BLOCKS
 #define STRIP_BLOCKS 4
 #endif
@@ -36,7 +39,7 @@ struct StripsPlan {
         const auto tiles = [&] {
             return double(p.N) * ceil_div(p.OW, columns) * ceil_div(p.OH, each * down);
         };
-        while (down > 1 && (p.OH <= each * down / 2 || (tiles() < 400 && p.kh >= 16 / down)))
+        while (down > 1 && (p.OH <= each * down / 2 || (tiles() < 400 && p.kh >= 32 / down)))
             down /= 2;
         rows = each * down;
         ni = p.kh < kRowsAtATime ? int(p.kh) : kRowsAtATime;
@@ -69,10 +72,11 @@ __device__ inline void begin_copy(float* to, const void* from, bool there) {
 /// is float32 is there after `wait_for_strips`.
 __device__ __noinline__ void fill_strips(float* tile, int pitch, const Image& from, int64_t y,
                                          int64_t x, int rows, int columns) {
-    constexpr int kEach = 3, kUnder = 4;
+    constexpr int kEach = 3;
     by_storage<float>(from.dtype, [&](auto element) {
         using T = decltype(element);
         constexpr bool kAsync = kAsyncCopies && sizeof(T) == 4;
+        constexpr int kUnder = kAsync ? 2 : STRIP_UNDER;  // rows of a warp under way
         const T* in = static_cast<const T*>(from.data) + from.begin;
         const int lane = threadIdx.x % 32;
         int64_t offset[kEach];
@@ -159,13 +163,26 @@ __device__ inline void multiply_row(StripSums& sum, const float* line, const flo
     }
 }
 
-/// Taps [i0, i0 + ni) x [0, kw) as float32, `pitch` from row to row.
+/// Taps [i0, i0 + ni) x [0, kw) as float32, `pitch` from row to row; there as the tile's numbers
+/// are.
 __device__ __noinline__ void fetch_taps(float* taps, const Convolve2dParams& p, int64_t n,
                                         int64_t i0, int ni, int pitch) {
-    const int64_t g = group_of(p, n);
+    const int64_t g = group_of(p, n), *stride = p.kernel_stride;
+    const bool numbers = kAsyncCopies && p.kernel_dtype == DType::kFloat;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < ni * pitch; i += kThreads)
-        if (i % pitch < p.kw) taps[i] = tap_at<float>(p, g, i0 + i / pitch, i % pitch);
+    for (int k = threadIdx.x; k < ni * pitch; k += kThreads) {
+        if (k % pitch >= p.kw) continue;
+        int64_t i = i0 + k / pitch, j = k % pitch;
+        if (!numbers) {
+            taps[k] = tap_at<float>(p, g, i, j);
+            continue;
+        }
+        if (!p.turned) i = p.kh - 1 - i, j = p.kw - 1 - j;
+        begin_copy(
+            taps + k,
+            static_cast<const float*>(p.kernel) + g * stride[0] + i * stride[1] + j * stride[2],
+            true);
+    }
 }
 
 /// A warp's sums from shared memory to outputs (y, x) on, so that it writes neighbouring columns.
@@ -197,38 +214,14 @@ __device__ __noinline__ void store_strips(const Convolve2dParams& p, int64_t n, 
     });
 }
 
-/// The products of `count` rows of taps: row t of the tile meets row t - r of these for row r of
-/// the strip.
 template <int kTaps>
-__device__ inline void multiply_rows(StripSums& sum, const float* line, int pitch,
-                                     const float* taps, int count) {
-#pragma unroll 1
-    for (int t = 0; t < count + kStripRows - 1; ++t) {
-        if (t >= kStripRows - 1 && t < count) {
-            multiply_row<kTaps, true>(sum, line, taps, ~0u);
-        } else {
-            unsigned has = (2u << (t < kStripRows ? t : kStripRows - 1)) - 1;
-            if (t >= count) has &= ~0u << (t - count + 1);
-            multiply_row<kTaps, false>(sum, line, taps, has);
-        }
-        line += pitch, taps += (kTaps + 3) / 4 * 4;
-    }
-}
-
-/// Calls `body` with the number of columns of taps as a constant, up to kMost.
-template <int kMost, typename Body>
-__device__ inline void by_taps(int taps, const Body& body) {
-    if constexpr (kMost > 1)
-        if (taps < kMost) return by_taps<kMost - 1>(taps, body);
-    body(std::integral_constant<int, kMost>{});
-}
-
 __global__ void __launch_bounds__(kThreads, STRIP_BLOCKS)
     strips_kernel(const __grid_constant__ Convolve2dParams p,
                   const __grid_constant__ StripsPlan plan) {
+    constexpr int kTapPitch = (kTaps + 3) / 4 * 4;
     extern __shared__ __align__(16) float memory[];
     float* const taps = memory;
-    float* const tile = taps + plan.ni * plan.tap_pitch;
+    float* const tile = taps + plan.ni * kTapPitch;
     const unsigned rest = blockIdx.x / plan.across;
     const int64_t n = rest / plan.tiles_down;
     const int64_t x0 = int64_t(blockIdx.x % plan.across) * plan.columns;
@@ -242,17 +235,25 @@ __global__ void __launch_bounds__(kThreads, STRIP_BLOCKS)
     for (int64_t i0 = 0; i0 < p.kh; i0 += plan.ni) {
         const int ni = p.kh - i0 < plan.ni ? int(p.kh - i0) : plan.ni;
         if (i0) __syncthreads();
+        fetch_taps(taps, p, n, i0, ni, kTapPitch);
         fill_strips(tile, plan.pitch, Image::in(p, n), y0 + p.shift[0] - (p.kh - 1) + i0,
-                    x0 + p.shift[1] - (p.kw - 1), plan.rows + ni - 1, plan.columns + int(p.kw) - 1);
-        fetch_taps(taps, p, n, i0, ni, plan.tap_pitch);
+                    x0 + p.shift[1] - (kTaps - 1), plan.rows + ni - 1, plan.columns + kTaps - 1);
         wait_for_strips();
         // Row t of the tile meets row t - r of the taps for row r of the strip.
         const int begin = ni * share / shares, count = ni * (share + 1) / shares - begin;
         const float* line = tile + (row + begin) * plan.pitch + column;
-        const float* tap = taps + begin * plan.tap_pitch;
-        by_taps<kStripTaps>(int(p.kw), [&](auto taps) {
-            multiply_rows<decltype(taps)::value>(sum, line, plan.pitch, tap, count);
-        });
+        const float* tap = taps + begin * kTapPitch;
+#pragma unroll 1
+        for (int t = 0; t < count + kStripRows - 1; ++t) {
+            if (t >= kStripRows - 1 && t < count) {
+                multiply_row<kTaps, true>(sum, line, tap, ~0u);
+            } else {
+                unsigned has = (2u << (t < kStripRows ? t : kStripRows - 1)) - 1;
+                if (t >= count) has &= ~0u << (t - count + 1);
+                multiply_row<kTaps, false>(sum, line, tap, has);
+            }
+            line += plan.pitch, tap += kTapPitch;
+        }
     }
     // The sums of shares, in their order, next to each other as outputs are.
     for (int turn = 0; turn < shares; ++turn) {
@@ -275,12 +276,20 @@ __global__ void __launch_bounds__(kThreads, STRIP_BLOCKS)
     if (share == 0) store_strips(p, n, y0 + first, x0, plan.columns, memory + first * plan.columns);
 }
 
-const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream) {
-    const StripsPlan plan(*p);
-    if (double(plan.across) * plan.tiles_down * double(p->N) > kMostBlocks)
+template <int kTaps>
+const char* run(const Convolve2dParams& p, cudaStream_t stream) {
+    if constexpr (kTaps > 1)
+        if (p.kw < kTaps) return run<kTaps - 1>(p, stream);
+    const StripsPlan plan(p);
+    if (double(plan.across) * plan.tiles_down * double(p.N) > kMostBlocks)
         return "more tiles than one CUDA grid can hold";
-    cudaFuncSetAttribute(strips_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
-    strips_kernel<<<unsigned(p->N * plan.across * plan.tiles_down), kThreads, plan.bytes,
-                    static_cast<cudaStream_t>(stream)>>>(*p, plan);
+    const auto kernel = strips_kernel<kTaps>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes);
+    kernel<<<unsigned(p.N * plan.across * plan.tiles_down), kThreads, plan.bytes, stream>>>(p,
+                                                                                            plan);
     return launch_error();
+}
+
+const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream) {
+    return run<kStripTaps>(*p, static_cast<cudaStream_t>(stream));
 }

@@ -4,6 +4,7 @@
 
 static const Convolve2dRest* table() {
     static const Convolve2dRest functions = {
+        OCTET_CUDA_LAUNCHER(convolve2d_strips_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_bands_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_bands_parts_cuda),
     };
