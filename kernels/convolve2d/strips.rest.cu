@@ -13,12 +13,6 @@
 constexpr int kStripRows = 4, kStripColumns = 8, kWarps = kThreads / 32;
 constexpr int kSums = kStripRows * kStripColumns;  // of a thread
 constexpr int kRowsAtATime = 32;                   // of taps
-#ifndef STRIP_UNDER
-#define STRIP_UNDER 5
-#endif
-#ifndef STRIP_BLOCKS
-#define STRIP_BLOCKS 4
-#endif
 
 /// How a convolution is cut into tiles.
 struct StripsPlan {
@@ -76,7 +70,7 @@ __device__ __noinline__ void fill_strips(float* tile, int pitch, const Image& fr
     by_storage<float>(from.dtype, [&](auto element) {
         using T = decltype(element);
         constexpr bool kAsync = kAsyncCopies && sizeof(T) == 4;
-        constexpr int kUnder = kAsync ? 2 : STRIP_UNDER;  // rows of a warp under way
+        constexpr int kUnder = kAsync ? 2 : 5;  // rows of a warp under way
         const T* in = static_cast<const T*>(from.data) + from.begin;
         const int lane = threadIdx.x % 32;
         int64_t offset[kEach];
@@ -215,7 +209,7 @@ __device__ __noinline__ void store_strips(const Convolve2dParams& p, int64_t n, 
 }
 
 template <int kTaps>
-__global__ void __launch_bounds__(kThreads, STRIP_BLOCKS)
+__global__ void __launch_bounds__(kThreads, 4)
     strips_kernel(const __grid_constant__ Convolve2dParams p,
                   const __grid_constant__ StripsPlan plan) {
     constexpr int kTapPitch = (kTaps + 3) / 4 * 4;

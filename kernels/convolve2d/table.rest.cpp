@@ -1,4 +1,4 @@
-// What kernels of more than some ten taps along an axis need on a GPU: see Convolve2dRest.
+// What kernels of more taps than forward.cu is compiled for need on a GPU: see Convolve2dRest.
 #include "convolve2d.h"
 #include "torch/rest.h"
 
