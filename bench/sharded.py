@@ -24,6 +24,7 @@ CASES = {  # rows, columns, depth; channels; points of each rank
     "512^3 x 8, few points": (512, 8, 1 << 18),
     "256^3 x 16": (256, 16, 4 << 20),
 }
+_HOST, _NETWORK = 8, 50e6  # GPUs of a host; bytes in a millisecond from one host to another
 QUICK = {"64^3 x 8": (64, 8, 1 << 16)}
 
 
@@ -117,11 +118,10 @@ def measure(rank: int, options, size: int, channels: int, points: int) -> dict:
     """Figures of a case: of all ranks, and of rank 0 alone with the whole."""
     mesh, one = meshes(options.device, options.ranks)
     row, mine = spread(mesh, one, rank, options, size, channels, points)
-    row |= {"points": points, "link": link(options)}
+    row |= {"size": size, "channels": channels, "points": points}
+    row |= {"link": link(options), "copy": copy(options)}
     for name in [name for name in row if name.endswith(("_bytes", "_peak"))]:
-        of_all = torch.tensor(
-            float(row[name]), device=options.device, dtype=torch.float64
-        )  # rank 0 sends no rows
+        of_all = torch.tensor(float(row[name]), device=options.device)  # rank 0 sends no rows
         mean = name.endswith("_bytes")
         dist.all_reduce(of_all, dist.ReduceOp.SUM if mean else dist.ReduceOp.MAX)
         row[name] = float(of_all) / (options.ranks if mean else 1)
@@ -147,6 +147,13 @@ def link(options) -> float:
     return 4 * count * (options.ranks - 1) / ms
 
 
+def copy(options) -> float:
+    """Return how many bytes a copy on the device reads and writes in a millisecond."""
+    x = torch.ones(1 << 26, device=options.device)
+    y = torch.empty_like(x)
+    return 2 * x.nbytes / processes.together(options, lambda: y.copy_(x))
+
+
 def spread(mesh, one, rank, options, size, channels, points) -> tuple[dict, torch.Tensor]:
     """Figures of all ranks, of this one where they differ, and its values."""
     device, on_gpu = options.device, options.device == "cuda"
@@ -155,18 +162,19 @@ def spread(mesh, one, rank, options, size, channels, points) -> tuple[dict, torc
     def forward():
         return loader.distributed.sample_sharded(shard, grid, mesh)
 
-    def both():
+    def both(sample=forward):
         shard.grad = grid.grad = None
-        forward().backward(weights)
+        sample().backward(weights)
+
+    def own():
+        return loader.distributed.sample_sharded(shard, grid, one)
 
     row: dict = {"predicted": predicted(size, channels, points, options.ranks)}
     with Counter() as counter:
         forward()
         row["forward_bytes"] = counter.sent
     row["forward_ms"] = processes.together(options, forward)
-    row["no_exchange_ms"] = processes.together(
-        options, lambda: loader.distributed.sample_sharded(shard, grid, one)
-    )
+    row["own_forward_ms"] = processes.together(options, own)
     if on_gpu:
         row["forward_peak"], row["forward_hidden"] = peak(forward), hidden(forward)
     weights = torch.ones(1, channels, 1, 1, points, device=device)
@@ -175,6 +183,7 @@ def spread(mesh, one, rank, options, size, channels, points) -> tuple[dict, torc
         both()
         row["backward_bytes"] = counter.sent - row["forward_bytes"]
     row["both_ms"] = processes.together(options, both)
+    row["own_both_ms"] = processes.together(options, functools.partial(both, own))
     if on_gpu:
         row["both_peak"], row["both_hidden"] = peak(both), hidden(both)
     shard.grad = grid.grad = None
@@ -205,10 +214,33 @@ def alone(options, size, channels, points, everyone) -> dict:
     return row
 
 
+def modelled(row: dict, way: str, ranks: int, link: float) -> float:
+    """Milliseconds of a rank alone with its points, of sending, and of copies of what travels."""
+    g, v = 12, 4 * row["channels"]
+    away = row["points"] * (ranks - 1) / ranks
+    guess = predicted(row["size"], row["channels"], row["points"], ranks)
+    sent, moved = guess["forward_bytes"], 2 * away * (2 * g + 4 * v)
+    if way == "both":
+        sent, moved = sent + guess["backward_bytes"], moved + 2 * away * (4 * g + 3 * v)
+    return row[f"own_{way}_ms"] + sent / link + moved / row["copy"]
+
+
+def beyond(row: dict) -> list[str]:
+    """Return a table of what the model says of more ranks than there were."""
+    lines = ["", f"By the model, {row['case']} with {row['points']:,} points on each rank:"]
+    lines += ["", "| ranks | over | forward | and backward |", "|---|---|---|---|"]
+    for ranks in (1, 2, 4, 8, 16, 64, 256):
+        link = row["link"] if ranks <= _HOST else _NETWORK
+        way = f"{link / 1e6:.0f} GB/s" if ranks > 1 else ""
+        ms = [modelled(row, way, ranks, link) for way in ("forward", "both")]
+        lines.append(f"| {ranks} | {way} | {ms[0]:.1f} ms | {ms[1]:.1f} ms |")
+    return lines
+
+
 def table(record: dict) -> str:
     """Return the times beside one device that holds the whole, and what was predicted."""
     head = ["volume", "points a rank", "direction", "ranks", "one device", "speed-up"]
-    head += ["sent (predicted)", "peak memory (predicted)", "of it hidden"]
+    head += ["by the model", "sent (predicted)", "peak memory (predicted)", "of it hidden"]
     lines = [
         f"{record['rows'][0]['ranks']} GPUs, float32, channels last, "
         f"{record['rows'][0]['link'] / 1e6:.0f} GB/s to the others. {tables.title(record)}",
@@ -225,12 +257,14 @@ def table(record: dict) -> str:
             ms, whole = row[f"{way}_ms"], row[f"whole_{way}_ms"]
             cells = [row["case"].partition(",")[0], f"{row['points']:,}"]
             cells += ["and backward" if k else "forward", f"{ms:.2f} ms", f"{whole:.2f} ms"]
-            cells += [f"{whole / ms:.2f}", f"{sent[k] / 1e6:.0f} ({all_sent[k] / 1e6:.0f}) MB"]
+            model = modelled(row, way, row["ranks"], row["link"])
+            cells += [f"{whole / ms:.2f}", f"{model:.2f} ms"]
+            cells += [f"{sent[k] / 1e6:.0f} ({all_sent[k] / 1e6:.0f}) MB"]
             found = row.get(f"{way}_peak")
             cells += [f"{found / 1e9:.2f} ({peaks[k] / 1e9:.2f}) GB" if found else ""]
             cells += [f"{row[f'{way}_hidden']:.0%}" if found else ""]
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *beyond(record["rows"][0])]) + "\n"
 
 
 def main(arguments: list[str]) -> None:
