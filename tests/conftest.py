@@ -12,6 +12,7 @@ from pathlib import Path
 
 import compiler
 import pytest
+import standby
 import torch
 import warm
 
@@ -149,6 +150,8 @@ def shared_folder(tmp_path_factory, config) -> Path:
 def compilers(tmp_path_factory, pytestconfig):
     """What checkouts compile with, the same for all workers of a session."""
     base = shared_folder(tmp_path_factory, pytestconfig)
+    session = os.getppid() if hasattr(pytestconfig, "workerinput") else os.getpid()
+    os.environ["OCTET_STANDBY"] = str(standby.install(base / "standby", ROOT / "tests", session))
     os.environ["OCTET_COMPILERS"] = str(compiler.install(base / "compilers"))
     put_bytecode(base / "bytecode")
 
