@@ -155,7 +155,7 @@ class OperatorRecipe:
             command += found.cuda(self.unit, includes, own)
         else:
             cflags = toolchain.cflags
-            if source.startswith("jit/") or source.startswith("ops/") and len(self._all) > 1:
+            if source.startswith("jit/") or (source.startswith("ops/") and len(self._all) > 1):
                 cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
             own = [*cflags, *levels.flags(level), *found.quicker, *define]
             command = toolchain.command("CXX")
