@@ -257,6 +257,8 @@ class Checkout:
             env["PATH"] = f"{compilers}/bin:{env['PATH']}"
             if "TORCH_CUDA_ARCH_LIST" in changes and os.path.exists(f"{compilers}/cuda/nvcc"):
                 env["PYTORCH_NVCC"] = f"{compilers}/cuda/nvcc"
+                # What nothing runs on a GPU; the front ends, which refuse sources, are as ever.
+                env["NVCC_APPEND_FLAGS"] = "-Xcicc -O1 -Xptxas -O1"
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env
