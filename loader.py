@@ -101,14 +101,29 @@ def receipt():
     return _session.receipt
 
 
-def explain(*names: str):
-    """Why the operators named (all, without a name) were built: what had changed.
+def explain(*names, **options):
+    """Why the operators named (all, without a name) were built; or which way a call takes, and why.
+
+    `explain("grid_sample")` says what had changed since the build before. `explain(loader.
+    grid_sample, input, grid, padding_mode="border")` calls the function, and computes the gradients
+    that its arguments ask for, and says which kernels and layouts were chosen on the way, of which,
+    and what each takes by the model (`include/rates.h`). `LOADER_VERBOSE=1` prints the same on
+    stderr when a choice is first made.
 
     Returns: an object that prints as a table, here and in a notebook; its `rows` are (operator,
-    state, why). For an operator that is not built, the difference from the last build of it.
+    state, why), of a call (operator, choice, way, model, why). For an operator that is not built,
+    the difference from the last build of it.
 
-    Raises: ValueError for a name that is no operator.
+    Raises: ValueError for a name that is no operator; what the function called raises.
     """
+    if names and callable(names[0]):
+        from loader.jit.operators.choices import explained
+
+        return explained(names[0], names[1:], options)
+    if options:
+        raise TypeError(
+            f"explain: {next(iter(options))!r} is an option of a call; name its function"
+        )
     from loader.jit.operators.explain import explanation
 
     return explanation(_session, _session.named(names))
@@ -176,5 +191,9 @@ if not _again:
         from loader.jit.machine.told import print_as_json as _print_as_json
 
         _print_as_json()
+    if _settings.value("LOADER_VERBOSE") == "1":
+        from loader.jit.operators.choices import LISTENERS as _LISTENERS
+
+        _LISTENERS.verbose()
     _session.start()
     _session.receipt.total = (_now() - _begun) * 1e3

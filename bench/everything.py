@@ -21,6 +21,8 @@ import sweep
 import torch
 
 import harness
+from loader.jit.machine import toolchain
+from loader.jit.tools import exercise
 
 
 class Benchmark(NamedTuple):
@@ -56,6 +58,8 @@ _KNOWN = (
     Benchmark("leaderboard", "leaderboard", (), ("GPU", "LEADERBOARD"), False),
     Benchmark("portable", "portable", ("--level", "3"), (), False),
     Benchmark("sharded", "sharded", (), ("2 GPUs",)),
+    Benchmark("data_parallel", "data_parallel", (), ("2 GPUs", "skimage")),
+    Benchmark("counters", "counters", (), ("GPU", "ncu")),
     Benchmark("install", "install", (), (), False),
     Benchmark("viewer_frames", "viewer_frames", (), ("PySide6",), False),
     *(Benchmark("sweep", f"sweep_{name}", (name,)) for name in sweep.OPERATORS),
@@ -75,6 +79,9 @@ def why_not(benchmark: Benchmark, options: argparse.Namespace) -> str:
         elif need == "2 GPUs":
             if torch.cuda.device_count() < 2:
                 return "needs two GPUs"
+        elif need == "ncu":
+            if not exercise.path_of(need, toolchain.cuda_home()):
+                return "needs NVIDIA's ncu, on PATH or beside nvcc"
         elif need == "COLLECTIONS":
             if not os.environ.get(need):
                 return "needs folders of other people's extensions, named in COLLECTIONS"

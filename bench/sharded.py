@@ -8,13 +8,10 @@ each rank sends and its peak memory, each with the prediction of docs/sharded.md
 trace the share of the time of communication in which kernels sampled.
 """
 
-import os
-import statistics
-import sys
-import tempfile
-import time
-from pathlib import Path
+import functools
 
+import processes
+import tables
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -27,6 +24,7 @@ CASES = {  # rows, columns, depth; channels; points of each rank
     "512^3 x 8, few points": (512, 8, 1 << 18),
     "256^3 x 16": (256, 16, 4 << 20),
 }
+_HOST, _NETWORK = 8, 50e6  # GPUs of a host; bytes in a millisecond from one host to another
 QUICK = {"64^3 x 8": (64, 8, 1 << 16)}
 
 
@@ -36,7 +34,7 @@ def predicted(size: int, channels: int, points: int, ranks: int) -> dict[str, fl
     away = points * (ranks - 1) / ranks
     g, v = 12, 4 * channels  # a point, its values
     rounds = max(1, min(4, int(2 * away) >> 18))
-    way = (2 * v + g) * 2 * away / rounds * (2 if rounds > 1 else 1)
+    way = ((5 if rounds > 1 else 3) * v + 2 * g) * away / rounds
     held = shard + 2 * row + points * (g + v + 8)
     return {
         "forward_bytes": away * (g + v) + row * (ranks - 1) / ranks,
@@ -62,24 +60,6 @@ class Counter:
 
     def __exit__(self, *exception):  # noqa: D105
         dist.all_to_all_single = self._real
-
-
-def timed(device: str, repeats: int, run) -> float:
-    """Median milliseconds, each of the slowest rank."""
-    taken = []
-    for turn in range(repeats + 2):
-        dist.barrier()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        begun = time.perf_counter()
-        run()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        last = torch.tensor(time.perf_counter() - begun, device=device)
-        dist.all_reduce(last, dist.ReduceOp.MAX)
-        if turn > 1:
-            taken.append(float(last) * 1e3)
-    return statistics.median(taken)
 
 
 def peak(run) -> int:
@@ -134,61 +114,67 @@ def tensors(size: int, channels: int, points: int, ranks: int, rank: int, device
     return shard, grid
 
 
-def rank_of(rank: int, ranks: int, port: str, options, cases: dict, results) -> None:
-    """Be one rank."""
-    on_gpu = options.device == "cuda"
-    torch.set_num_threads(max(1, os.cpu_count() // ranks))
-    if on_gpu:
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo", init_method=f"file://{port}", rank=rank, world_size=ranks
-    )
-    both = init_device_mesh(options.device, (ranks, 1), mesh_dim_names=("all", "one"))
-    mesh = both["all"]
-    rate = link(options, ranks)
-    for name, (size, channels, points) in cases.items():
-        row, mine = measure(mesh, both["one"], rank, ranks, options, size, channels, points)
-        everyone = torch.empty(ranks * mine.numel(), device=options.device)
-        dist.all_gather_into_tensor(everyone, mine.reshape(-1))
-        del mine
-        if rank == 0:
-            row |= alone(options, size, channels, points, ranks, everyone)
-        del everyone
-        dist.barrier()
-        if rank == 0:
-            results.put({"case": name, "ranks": ranks, "points": points, "link": rate} | row)
-    dist.destroy_process_group()
+def measure(rank: int, options, size: int, channels: int, points: int) -> dict:
+    """Figures of a case: of all ranks, and of rank 0 alone with the whole."""
+    mesh, one = meshes(options.device, options.ranks)
+    row, mine = spread(mesh, one, rank, options, size, channels, points)
+    row |= {"size": size, "channels": channels, "points": points}
+    row |= {"link": link(options), "copy": copy(options)}
+    for name in [name for name in row if name.endswith(("_bytes", "_peak"))]:
+        of_all = torch.tensor(float(row[name]), device=options.device)  # rank 0 sends no rows
+        mean = name.endswith("_bytes")
+        dist.all_reduce(of_all, dist.ReduceOp.SUM if mean else dist.ReduceOp.MAX)
+        row[name] = float(of_all) / (options.ranks if mean else 1)
+    everyone = torch.empty(options.ranks * mine.numel(), device=options.device)
+    dist.all_gather_into_tensor(everyone, mine.reshape(-1))
+    del mine
+    return row | alone(options, size, channels, points, everyone) if rank == 0 else row
 
 
-def link(options, ranks: int) -> float:
+@functools.cache
+def meshes(device: str, count: int):
+    """All ranks, and this one alone."""
+    both = init_device_mesh(device, (count, 1), mesh_dim_names=("all", "one"))
+    return both["all"], both["one"]
+
+
+def link(options) -> float:
     """Return how many bytes a rank sends in a millisecond while all send to all."""
-    count = (1 << 26) // ranks
-    x = torch.ones(count * ranks, device=options.device)
+    count = (1 << 26) // options.ranks
+    x = torch.ones(count * options.ranks, device=options.device)
     y = torch.empty_like(x)
-    ms = timed(options.device, options.repeats, lambda: dist.all_to_all_single(y, x))
-    return 4 * count * (ranks - 1) / ms
+    ms = processes.together(options, lambda: dist.all_to_all_single(y, x))
+    return 4 * count * (options.ranks - 1) / ms
 
 
-def measure(mesh, one, rank, ranks, options, size, channels, points) -> tuple[dict, torch.Tensor]:
-    """Figures of a case, of rank 0 where ranks differ, and this rank's values."""
+def copy(options) -> float:
+    """Return how many bytes a copy on the device reads and writes in a millisecond."""
+    x = torch.ones(1 << 26, device=options.device)
+    y = torch.empty_like(x)
+    return 2 * x.nbytes / processes.together(options, lambda: y.copy_(x))
+
+
+def spread(mesh, one, rank, options, size, channels, points) -> tuple[dict, torch.Tensor]:
+    """Figures of all ranks, of this one where they differ, and its values."""
     device, on_gpu = options.device, options.device == "cuda"
-    shard, grid = tensors(size, channels, points, ranks, rank, device)
+    shard, grid = tensors(size, channels, points, options.ranks, rank, device)
 
     def forward():
         return loader.distributed.sample_sharded(shard, grid, mesh)
 
-    def both():
+    def both(sample=forward):
         shard.grad = grid.grad = None
-        forward().backward(weights)
+        sample().backward(weights)
 
-    row: dict = {"predicted": predicted(size, channels, points, ranks)}
+    def own():
+        return loader.distributed.sample_sharded(shard, grid, one)
+
+    row: dict = {"predicted": predicted(size, channels, points, options.ranks)}
     with Counter() as counter:
         forward()
         row["forward_bytes"] = counter.sent
-    row["forward_ms"] = timed(device, options.repeats, forward)
-    row["no_exchange_ms"] = timed(
-        device, options.repeats, lambda: loader.distributed.sample_sharded(shard, grid, one)
-    )
+    row["forward_ms"] = processes.together(options, forward)
+    row["own_forward_ms"] = processes.together(options, own)
     if on_gpu:
         row["forward_peak"], row["forward_hidden"] = peak(forward), hidden(forward)
     weights = torch.ones(1, channels, 1, 1, points, device=device)
@@ -196,56 +182,68 @@ def measure(mesh, one, rank, ranks, options, size, channels, points) -> tuple[di
     with Counter() as counter:
         both()
         row["backward_bytes"] = counter.sent - row["forward_bytes"]
-    row["both_ms"] = timed(device, options.repeats, both)
+    row["both_ms"] = processes.together(options, both)
+    row["own_both_ms"] = processes.together(options, functools.partial(both, own))
     if on_gpu:
         row["both_peak"], row["both_hidden"] = peak(both), hidden(both)
     shard.grad = grid.grad = None
     return row, forward().detach()
 
 
-def alone(options, size, channels, points, ranks, everyone) -> dict:
+def alone(options, size, channels, points, everyone) -> dict:
     """Times of one device that holds the whole, for the points of all; and whether all is equal."""
-    device = options.device
+    device, count = options.device, options.ranks
     volume = tensors(size, channels, 0, 1, 0, device)[0]
-    grids = [tensors(ranks, channels, points, ranks, r, device)[1] for r in range(ranks)]
+    grids = [tensors(count, channels, points, count, r, device)[1] for r in range(count)]
     grid = torch.cat(grids, 3)
     del grids
     expected = loader.grid_sample(volume, grid)
-    found = everyone.view(ranks, channels, points).transpose(0, 1).reshape(expected.shape)
+    found = everyone.view(count, channels, points).transpose(0, 1).reshape(expected.shape)
     row = {"equal_bits": float((expected == found).float().mean())}
     row["largest_difference"] = float((expected - found).abs().max())
     del expected, found
-    weights = torch.ones(1, channels, 1, 1, points * ranks, device=device)
+    weights = torch.ones(1, channels, 1, 1, points * count, device=device)
 
     def both():
         volume.grad = grid.grad = None
         loader.grid_sample(volume, grid).backward(weights)
 
-    row["whole_forward_ms"] = by_itself(options, lambda: loader.grid_sample(volume, grid))
+    row["whole_forward_ms"] = processes.alone(options, lambda: loader.grid_sample(volume, grid))
     volume.requires_grad_(), grid.requires_grad_()
-    row["whole_both_ms"] = by_itself(options, both)
+    row["whole_both_ms"] = processes.alone(options, both)
     return row
 
 
-def by_itself(options, run) -> float:
-    """Median milliseconds of this rank alone."""
-    taken = []
-    for _ in range(options.repeats + 2):
-        begun = time.perf_counter()
-        run()
-        if options.device == "cuda":
-            torch.cuda.synchronize()
-        taken.append((time.perf_counter() - begun) * 1e3)
-    return statistics.median(taken[2:])
+def modelled(row: dict, way: str, ranks: int, link: float) -> float:
+    """Milliseconds of a rank alone with its points, of sending, and of copies of what travels."""
+    g, v = 12, 4 * row["channels"]
+    away = row["points"] * (ranks - 1) / ranks
+    guess = predicted(row["size"], row["channels"], row["points"], ranks)
+    sent, moved = guess["forward_bytes"], 2 * away * (2 * g + 4 * v)
+    if way == "both":
+        sent, moved = sent + guess["backward_bytes"], moved + 2 * away * (4 * g + 3 * v)
+    return row[f"own_{way}_ms"] + sent / link + moved / row["copy"]
+
+
+def beyond(row: dict) -> list[str]:
+    """Return a table of what the model says of more ranks than there were."""
+    lines = ["", f"By the model, {row['case']} with {row['points']:,} points on each rank:"]
+    lines += ["", "| ranks | over | forward | and backward |", "|---|---|---|---|"]
+    for ranks in (1, 2, 4, 8, 16, 64, 256):
+        link = row["link"] if ranks <= _HOST else _NETWORK
+        way = f"{link / 1e6:.0f} GB/s" if ranks > 1 else ""
+        ms = [modelled(row, way, ranks, link) for way in ("forward", "both")]
+        lines.append(f"| {ranks} | {way} | {ms[0]:.1f} ms | {ms[1]:.1f} ms |")
+    return lines
 
 
 def table(record: dict) -> str:
     """Return the times beside one device that holds the whole, and what was predicted."""
     head = ["volume", "points a rank", "direction", "ranks", "one device", "speed-up"]
-    head += ["sent (predicted)", "peak memory (predicted)", "of it hidden"]
+    head += ["by the model", "sent (predicted)", "peak memory (predicted)", "of it hidden"]
     lines = [
-        f"{record['device']} (torch {record['torch']}, {record['date']}), float32, channels last, "
-        f"{record['rows'][0]['link'] / 1e6:.0f} GB/s to the others:",
+        f"{record['rows'][0]['ranks']} GPUs, float32, channels last, "
+        f"{record['rows'][0]['link'] / 1e6:.0f} GB/s to the others. {tables.title(record)}",
         "",
         "| " + " | ".join(head) + " |",
         "|---" * len(head) + "|",
@@ -259,37 +257,20 @@ def table(record: dict) -> str:
             ms, whole = row[f"{way}_ms"], row[f"whole_{way}_ms"]
             cells = [row["case"].partition(",")[0], f"{row['points']:,}"]
             cells += ["and backward" if k else "forward", f"{ms:.2f} ms", f"{whole:.2f} ms"]
-            cells += [f"{whole / ms:.2f}", f"{sent[k] / 1e6:.0f} ({all_sent[k] / 1e6:.0f}) MB"]
+            model = modelled(row, way, row["ranks"], row["link"])
+            cells += [f"{whole / ms:.2f}", f"{model:.2f} ms"]
+            cells += [f"{sent[k] / 1e6:.0f} ({all_sent[k] / 1e6:.0f}) MB"]
             found = row.get(f"{way}_peak")
             cells += [f"{found / 1e9:.2f} ({peaks[k] / 1e9:.2f}) GB" if found else ""]
             cells += [f"{row[f'{way}_hidden']:.0%}" if found else ""]
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *beyond(record["rows"][0])]) + "\n"
 
 
 def main(arguments: list[str]) -> None:
     """Measure, print and keep."""
-    parser = harness.parser("sharded", 10, "one small volume")
-    parser.add_argument("--ranks", type=int, default=2)
-    options = parser.parse_args(arguments)
-    if options.device == "cuda" and torch.cuda.device_count() < options.ranks:
-        sys.exit(f"{options.ranks} GPUs are needed, {torch.cuda.device_count()} are here")
-    options.begun = time.perf_counter()
-    cases = QUICK if options.quick or options.device == "cpu" else CASES
+    options = processes.options("sharded", 10, "one small volume", arguments)
     loader.grid_sample  # noqa: B018  # built once, before there are ranks
-    context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        place = str(Path(folder, "store"))
-        running = torch.multiprocessing.spawn(
-            rank_of,
-            (options.ranks, place, options, cases, queue),
-            nprocs=options.ranks,
-            join=False,
-        )
-        rows = []
-        while len(rows) < len(cases):
-            rows.append(queue.get())
-            print(rows[-1], flush=True)
-        running.join()
+    cases = QUICK if options.quick or options.device == "cpu" else CASES
+    rows = processes.rows(measure, cases, options)
     harness.finish("sharded", "grid_sample", rows, options)

@@ -41,11 +41,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--points", type=int, default=20000, help="of each rank")
     options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    mesh = init_device_mesh(device, (int(os.environ["WORLD_SIZE"]),))
-    rank, ranks = mesh.get_local_rank(), mesh.size()
+    device, own = "cuda" if torch.cuda.is_available() else "cpu", None
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(own)
+    dist.init_process_group(device_id=own)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    rank, ranks = mesh.get_local_rank(), mesh.size()
 
     make = torch.Generator().manual_seed(0)  # the same in every rank
     truth = torch.randn(1, CHANNELS, *[options.size] * 3, generator=make).to(device)

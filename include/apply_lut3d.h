@@ -6,7 +6,9 @@
 //   order of t; with t1 >= t2 >= t3 their weights are 1 - t1, t1 - t2, t2 - t3 and t3 [Kasson,
 //   Plouffe and Nin 1993, A tetrahedral interpolation technique for color space conversion].
 #pragma once
+#include "choices.h"
 #include "corners.h"
+#include "rates.h"
 
 enum class Lut3dMethod : int32_t { kTrilinear, kTetrahedral };
 
@@ -91,28 +93,45 @@ OCTET_KERNEL const char* apply_lut3d_sum_cuda(const ApplyLut3dParams* p, void* s
 OCTET_KERNEL void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
 
 /// Whether so few pixels are better off on the CPU without a table, which takes longer to make than
-/// they do: an entry of it costs as much as six pixels.
+/// they do.
 inline bool apply_lut3d_directly(const ApplyLut3dParams& p) {
-    return p.N <= 32 || p.N * 6 <= p.entries;
+    constexpr auto r = kCpu.lut3d;
+    const double table = r.entry * double(p.entries) / 1000,
+                 direct = r.pixel_more * double(p.N) / 1000;
+    const bool few = p.N <= r.few || direct <= table;
+    tell_choice("apply_lut3d", "table", few ? "lut itself" : "a copy in fours",
+                "what a copy of the table takes against what its pixels then save",
+                {{"lut itself", direct}, {"a copy in fours", table}});
+    return few;
 }
 
-/// By which kernels a GPU is quickest. Measured on an H200: up to 2^16 pixels the launch that makes
-/// a table costs more than it saves, as it does where the table is far larger than the image;
-/// making and spreading one of 16-bit integers takes some 15 us, which pays from about 8 megapixels
-/// of a photograph on, from under one of noise; spreading one of float32 some 5 us, which pays from
-/// 16 entries along an axis on, of 16-bit images from 22.
+/// By which kernels a GPU is quickest, of those that can do it.
 inline Lut3dWay apply_lut3d_way(const ApplyLut3dParams& p, int64_t shared_bytes) {
-    constexpr int64_t kFew = 1 << 16, kMany = 1 << 21;
-    if (p.N <= kFew || p.N * 4 <= p.entries) return Lut3dWay::kDirect;
-    if (p.N < kMany || p.tables > 1 || !p.image_at.dense()) return Lut3dWay::kTable;
-    if (p.bytes) {
-        const bool words = reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
-        return words && p.S <= 255 ? Lut3dWay::kBytes : Lut3dWay::kTable;
-    }
-    const int32_t least = p.dtype == DType::kFloat ? 16 : 22;
-    const bool shared = p.dtype != DType::kDouble && p.method == Lut3dMethod::kTrilinear &&
-                        p.S >= least && 12 * int64_t(p.entries) <= shared_bytes;
-    return shared ? Lut3dWay::kShared : Lut3dWay::kTable;
+    constexpr auto r = kGpu.lut3d;
+    const bool four = p.method == Lut3dMethod::kTetrahedral;
+    const double pixels = double(p.N) * 1e-6,
+                 made = r.launch + r.table + r.entry * 1e-6 * p.entries;
+    const bool one = p.tables == 1 && p.image_at.dense(),
+               floats = !p.bytes && p.dtype != DType::kDouble;
+    const bool words = reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
+    const int32_t least = p.dtype == DType::kFloat ? r.shared_least : r.shared_least_16bit;
+    const bool fits = p.S >= least && 12 * int64_t(p.entries) <= shared_bytes;
+    const Way ways[] = {
+        // in the order of Lut3dWay
+        {"a table in the L1 cache",
+         made + pixels * (p.bytes ? r.table_byte_pixel : r.table_pixel)[four]},
+        {"lut itself", r.launch + pixels * r.direct_pixel[four]},
+        {"a table of integers", p.bytes && one && words && p.S <= 255
+                                    ? made + r.bytes + pixels * r.bytes_pixel[four]
+                                    : kUnknown},
+        {"a table in shared memory",
+         floats && one && !four && fits ? made + r.shared + pixels * r.shared_pixel : kUnknown}};
+    int best = 0;
+    for (int i = 1; i < 4; ++i)  // false for those that cannot
+        if (ways[i].us < ways[best].us) best = i;
+    tell_choice("apply_lut3d", "table", ways[best].name, "the least by the model",
+                {ways[0], ways[1], ways[2], ways[3]});
+    return Lut3dWay(best);
 }
 
 /// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header.

@@ -10,24 +10,41 @@
 // words; rows of whole words need no such way (multilinear_wide.cuh). No atomics: every sum has a
 // fixed order, so each run gives the same bits.
 #pragma once
+#include "choices.h"
 #include "multilinear_narrow.cuh"
 #include "multilinear_tiles.cuh"
 #include "multilinear_wide.cuh"
 
 template <typename Cell, typename T>
 inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stream) {
-    constexpr int K = 1 << Cell::D, V = 16 / sizeof(T);
+    constexpr int D = Cell::D, K = 1 << D, V = 16 / sizeof(T);
     const bool sums = p.grad_points, flat = !p.out && !sums;
     // Without features there is nothing but a gradient to points, of zeros.
     if (p.F == 0) return flat ? nullptr : wide::launch<Cell, T, 1>(p, stream);
-    if (narrow::fits<T>(p, K)) return narrow::launch<Cell, T>(p, stream);
+    const auto told = [&](const char* way, const char* why) {
+        const char* const what = p.out  ? "kernel"
+                                 : flat ? "kernel, gradient to feats"
+                                        : "kernel, gradients";
+        tell_choice(D == 3 ? "trilinear_interpolation" : "bilinear_interpolation", what, way, why);
+    };
+    if (narrow::fits<T>(p, K)) {
+        told("a thread to a point", "up to 8 features, neighbours in memory");
+        return narrow::launch<Cell, T>(p, stream);
+    }
+    if (wide::fits<T>(p, V) && (!flat || wide::is_flat<T>(p)))
+        told("words of 16 bytes", "rows are whole numbers of them");
     if (wide::fits<T>(p, V)) {
         if (!flat) return wide::launch<Cell, T, V>(p, stream);
         if (wide::is_flat<T>(p)) return wide::launch_flat<Cell, T>(p, stream);
     }
     const int E = sums && wide::fits<T>(p, 2) ? 2 : 1;
     const tiles::Tiling tiling = tiles::plan_of<T, K>(p, E);
-    if (!tiles::suits<T>(p, tiling.plan, K)) return wide::launch<Cell, T, 1>(p, stream);
+    if (!tiles::suits<T>(p, tiling.plan, K)) {
+        told("an element at a time",
+             "rows are no whole words, and too few or too far apart for tiles");
+        return wide::launch<Cell, T, 1>(p, stream);
+    }
+    told("tiles in shared memory", "rows are no whole words: runs of points are moved as such");
     if constexpr (sizeof(T) < 8)
         if (sums)
             return E == 2 ? tiles::launch_sums<Cell, Stored<T>, 2>(p, tiling, stream)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "multilinear.h"
+#include "rates.h"
 
 namespace tiles {
 
@@ -32,7 +33,7 @@ struct Plan {
 
 constexpr int kTileBytes = 16384, kLargest = 32768;  // of features, in shared memory
 constexpr int kMostGaps = 45000;                     // of a run that is not dense
-constexpr int kFairBlocks = 528;                     // four to each of an H200's multiprocessors
+constexpr int kFairBlocks = kGpu.rows.fair_blocks;
 
 inline HD int rounded(int64_t bytes) { return int((bytes + 15) / 16 * 16); }
 
@@ -126,13 +127,14 @@ inline bool suits(const MultilinearParams& p, const Plan& plan, int corners) {
     const bool dense = even && p.feats_stride[1] == p.F && p.feats_stride[0] == corners * p.F;
     if (plan.feats.kind == kNone || sizeof(T) == 8) return false;
     const int64_t bytes = p.N * corners * p.F * int64_t(sizeof(T));
+    constexpr auto r = kGpu.rows;
     if (p.out) {
-        if (bytes < 1000000 && p.F <= 64) return false;
-        if (sizeof(T) == 4) return dense ? plan.chunks == 1 : p.F > 8 && p.F <= 128;
-        return dense || (p.F > 8 && (even || p.F <= 512));
+        if (bytes < r.few && p.F <= r.wide) return false;
+        if (sizeof(T) == 4) return dense ? plan.chunks == 1 : p.F > r.narrow && p.F <= 2 * r.wide;
+        return dense || (p.F > r.narrow && (even || p.F <= 8 * r.wide));
     }
-    if (!even || p.F <= (dense ? 8 : 16)) return false;
-    return p.F <= 64 ? bytes >= 32000000 : sizeof(T) == 2 && p.F > 1024;
+    if (!even || p.F <= (dense ? 1 : 2) * r.narrow) return false;
+    return p.F <= r.wide ? bytes >= r.many : sizeof(T) == 2 && p.F > r.long_row;
 }
 
 }  // namespace tiles

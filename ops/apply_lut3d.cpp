@@ -156,9 +156,11 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
     std::optional<Tensor> table, sums;
     if (need_image) {
         p.grad_image = grad_image.data_ptr();
-        table = make_table(p, lut);
-        launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
-               OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
+        if (!image.is_cpu() || !apply_lut3d_directly(p)) {
+            table = make_table(p, lut);
+            launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
+                   OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));
+        }
     }
     if (need_lut) {
         p.grad_lut = grad_lut.data_ptr();

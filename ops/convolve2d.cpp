@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "choices.h"
 #include "torch/rest.h"
 
 constexpr const char* kName = "convolve2d";
@@ -109,11 +110,18 @@ bool on_tensor_cores([[maybe_unused]] bool wanted, [[maybe_unused]] const Tensor
 #endif
 }
 
+void tell(const char* what, bool bands) {
+    tell_choice(kName, what, bands ? "bands on tensor cores" : "multiply-adds",
+                bands ? "many taps: tensor cores do them in less time than their tiles take"
+                      : "few taps, float64, or no tensor cores");
+}
+
 /// The sum, to `out`.
 void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
-    if (on_tensor_cores(convolve2d_by_bands(p), out))
-        on_cuda = rest_of<Convolve2dRest>(kName)->forward;
+    const bool bands = on_tensor_cores(convolve2d_by_bands(p), out);
+    if (!out.is_cpu()) tell("kernel", bands);
+    if (bands) on_cuda = rest_of<Convolve2dRest>(kName)->forward;
     launch(kName, out, p, p.N * p.OH, rows_grain(p), convolve2d_cpu, on_cuda);
 }
 
@@ -176,8 +184,9 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     const Tensor partial = new_bytes(image, numbers * (p.dtype == DType::kDouble ? 8 : 4));
     p.partial = partial.data_ptr();
     auto* parts = OCTET_CUDA_LAUNCHER(convolve2d_parts_cuda);
-    if (on_tensor_cores(convolve2d_parts_by_bands(p), image))
-        parts = rest_of<Convolve2dRest>(kName)->parts;
+    const bool bands = on_tensor_cores(convolve2d_parts_by_bands(p), image);
+    if (!image.is_cpu()) tell("kernel, gradient to kernel", bands);
+    if (bands) parts = rest_of<Convolve2dRest>(kName)->parts;
     launch(kName, image, p, s.G * p.splits, 1, convolve2d_parts_cpu, parts);
     launch(kName, image, p, grad_kernel.numel(), 1 + 65536 / p.splits, convolve2d_sum_cpu,
            OCTET_CUDA_LAUNCHER(convolve2d_sum_cuda));

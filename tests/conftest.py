@@ -12,6 +12,7 @@ from pathlib import Path
 
 import compiler
 import pytest
+import ranks
 import standby
 import torch
 import warm
@@ -321,6 +322,16 @@ def built(checkout, store_of_square):
     """Has the store of `checkout` hold a build of `square` from the beginning."""
     shutil.copytree(store_of_square, checkout.cache / "store")
     return checkout
+
+
+@pytest.fixture(scope="session")
+def gpus():
+    """Two ranks with a GPU each."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("two GPUs are needed")
+    found = ranks.Ranks(2, "nccl")
+    yield found
+    found.close()
 
 
 class Captured:

@@ -33,10 +33,10 @@ class Failed(AssertionError):
 class Ranks:
     """`world` processes, forked from one that has imported torch.distributed.tensor and loader."""
 
-    def __init__(self, world: int, backend: str = "gloo"):
+    def __init__(self, world: int, backend: str = "gloo", timeout: int = TIMEOUT):
         from conftest import start_python
 
-        self.world, self.in_step = world, True
+        self.world, self.in_step, self._timeout = world, True, timeout
         self._folder = tempfile.TemporaryDirectory()
         place = f"{self._folder.name}/socket"
         # Not OMP's: its threads do not live through a fork.
@@ -44,7 +44,8 @@ class Ranks:
         if backend == "gloo":
             env["CUDA_VISIBLE_DEVICES"] = ""
         code = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\n"
-        code += f"import torch, ranks; ranks.fork({world}, {backend!r}, {self._folder.name!r})"
+        given = world, backend, self._folder.name, timeout
+        code += f"import torch, ranks; ranks.fork(*{given!r})"
         with Listener(place, backlog=world) as listener:
             self._process = start_python(code, ROOT, env)
             links = [listener.accept() for _ in range(world)]
@@ -67,7 +68,7 @@ class Ranks:
 
     def _answer(self, link) -> tuple:
         try:
-            if not link.poll(TIMEOUT + 20):
+            if not link.poll(self._timeout + 20):
                 return None, "no answer", "no answer within the time-out"
             return pickle.loads(link.recv_bytes())
         except (EOFError, ConnectionResetError):
@@ -78,12 +79,13 @@ class Ranks:
         self.begin(function, *args, **named)
         return self.results()
 
-    def close(self) -> None:
-        """End them."""
+    def close(self) -> str:
+        """End them. Returns: what they wrote to stderr."""
         for link in self._links:
             link.close()
-        self._process.communicate(timeout=30)
+        said = self._process.communicate(timeout=30)[1]
         self._folder.cleanup()
+        return said
 
 
 _group: Ranks | None = None
@@ -109,7 +111,7 @@ def close() -> None:
 # In the ranks
 
 
-def fork(world: int, backend: str, folder: str) -> None:
+def fork(world: int, backend: str, folder: str, timeout: int) -> None:
     """Be the parent of all ranks, until they have ended."""
     for once in ("torch._dynamo", "torch.distributed.tensor", "loader"):
         importlib.import_module(once)
@@ -118,12 +120,12 @@ def fork(world: int, backend: str, folder: str) -> None:
     for rank in range(world):
         children.append(os.fork())
         if children[-1] == 0:
-            serve(rank, world, backend, folder)
+            serve(rank, world, backend, folder, timeout)
     for child in children:
         os.waitpid(child, 0)
 
 
-def serve(rank: int, world: int, backend: str, folder: str) -> None:
+def serve(rank: int, world: int, backend: str, folder: str, timeout: int) -> None:
     """Answer messages until there are no more."""
     from datetime import timedelta
 
@@ -141,7 +143,7 @@ def serve(rank: int, world: int, backend: str, folder: str) -> None:
     link.send(rank)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT)
+        backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout)
     )
     while True:
         try:

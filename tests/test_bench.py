@@ -103,7 +103,16 @@ def test_the_command_takes_one_thing(capsys, monkeypatch):
 
 def test_every_benchmark_is_among_all():
     names = {path.stem for path in (ROOT / "bench").glob("*.py")}
-    tools = {"harness", "children", "everything", "compare", "tables", "plots", "guard"}
+    tools = {
+        "harness",
+        "children",
+        "processes",
+        "everything",
+        "compare",
+        "tables",
+        "plots",
+        "guard",
+    }
     tools |= {"edit_notebook", "notebooks"}  # which keep outputs in notebooks
     assert {benchmark.name for benchmark in everything.ALL} == names - tools
 

@@ -158,18 +158,14 @@ def test_shapes_that_are_not_the_operator_s_are_refused():
             return x.clone()
 
 
-@pytest.fixture(scope="module")
-def gpus():
-    """Two ranks with a GPU each."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip("two GPUs are needed")
-    found = ranks.Ranks(2, "nccl")
-    yield found
-    found.close()
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", NAMES)
 def test_two_gpus_give_what_one_gives(gpus, name):
     counts = gpus.run("dtensor_cases:drawn", name, range(12), double=True, meshes=((2,),))
     assert counts[0] > 2
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("name", "given"), COMPILED)
+def test_two_gpus_give_what_one_gives_when_compiled(gpus, name, given):
+    assert gpus.run("dtensor_cases:compiled", name, (2,), placements(given)) == [True, True]

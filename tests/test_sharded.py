@@ -80,14 +80,27 @@ def test_as_grid_sample_of_the_whole_at_random(group, world, request):
     group.run("sharded:draws", seed, 40, world)
 
 
-@pytest.mark.parametrize(
-    ("levels", "counts", "dtype", "needs"),
-    [
-        ([3, 2, 0, 4], [50, 0, 1, 90], "float32", (1, 1)),
-        ([0, 5], [64, 64], "bfloat16", (0, 1)),
-        ([4], [30], "float64", (1, 0)),
-    ],
-)
+@pytest.mark.cuda
+def test_two_gpus_sample_as_one(gpus, request):
+    seed = request.config.getoption("--sharded-seed") + 9000
+    for first in range(seed, seed + 200, 40):
+        gpus.run("sharded:draws", first, 40, 2, "cuda")
+
+
+LEVELS = [
+    ([3, 2, 0, 4], [50, 0, 1, 90], "float32", (1, 1)),
+    ([0, 5], [64, 64], "bfloat16", (0, 1)),
+    ([4], [30], "float64", (1, 0)),
+]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("levels", "counts", "dtype", "needs"), LEVELS[1:])
+def test_two_gpus_encode_as_one(gpus, levels, counts, dtype, needs):
+    gpus.run("sharded:encode", levels, counts, dtype, 3, needs, "cuda")
+
+
+@pytest.mark.parametrize(("levels", "counts", "dtype", "needs"), LEVELS)
 def test_levels_as_the_whole_table(group, levels, counts, dtype, needs):
     group.run("sharded:encode", levels, counts, dtype, 3, needs)
 
@@ -153,6 +166,18 @@ def test_a_rank_that_is_killed_is_an_error_on_the_others():
     error, ended = failed.value.errors
     assert ended == ""
     assert "sample_sharded: rank 0 of 2 lost the others, of which one has ended" in error
+
+
+@pytest.mark.cuda
+def test_a_rank_that_is_killed_ends_the_one_on_another_gpu(gpus):
+    """NCCL does not notice: torch ends the process once the time-out is over, and says why."""
+    alone = ranks.Ranks(2, "nccl", timeout=8)
+    with pytest.raises(ranks.Failed) as failed:
+        alone.run("sharded:abandoned")
+    said = alone.close()
+    error, ended = failed.value.errors
+    assert ended == ""
+    assert "Watchdog caught collective operation timeout" in error + said
 
 
 def test_the_example_under_torchrun_finds_what_one_process_finds():

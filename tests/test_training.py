@@ -54,6 +54,19 @@ def test_a_volume_is_recovered_as_by_one_process(group, size, how):
         torch.testing.assert_close(history, expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_gpus_learn_what_one_learns(gpus, how):
+    case = "training_cases:image"
+    expected, learned, _ = gpus.run(case, 1, "", device="cuda")[0]
+    for losses, found, _ in gpus.run(case, 2, how, device="cuda"):
+        torch.testing.assert_close(losses, expected, rtol=1e-4, atol=0)
+        close(found, learned)
+    expected = gpus.run("training_cases:volume", 1, "", device="cuda")[0]
+    for history in gpus.run("training_cases:volume", 2, how, device="cuda"):
+        torch.testing.assert_close(history, expected, rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [((4, "fsdp"), (2, "ddp")), ((2, "ddp"), (4, "fsdp")), ((4, "fsdp"), (2, "fsdp"))],

@@ -15,7 +15,7 @@ import together
 STEPS = 6
 
 
-def image(size: int, how: str, folder: str = "", until: int = STEPS):
+def image(size: int, how: str, folder: str = "", until: int = STEPS, device="cpu"):
     """Learn an image for some steps, from a checkpoint where there is one, and leave one.
 
     Returns: the losses, all that was learned, and the step begun from.
@@ -23,9 +23,9 @@ def image(size: int, how: str, folder: str = "", until: int = STEPS):
     on = mesh(size) if size > 1 else None
     if size > 1 and on is None:
         return None
-    processes = together.Together("cpu", on, how)
+    processes = together.Together(device, on, how)
     torch.manual_seed(0)
-    photo = torch.rand(32, 48, 3)
+    photo = torch.rand(32, 48, 3, device="cpu").to(device)
     field, state, step = fit_image.learner(photo, STEPS, processes, batch=256)
     if folder:
         processes.load(Path(folder), **state)
@@ -33,17 +33,17 @@ def image(size: int, how: str, folder: str = "", until: int = STEPS):
     losses = [processes.mean(step()).item() for _ in range(begun, until)]
     if until < STEPS:
         processes.save(Path(folder), until, **state)
-    learned = {name: together.whole(x).detach() for name, x in field.state_dict().items()}
+    learned = {name: together.whole(x).detach().cpu() for name, x in field.state_dict().items()}
     return losses, {name.removeprefix("module."): x for name, x in learned.items()}, begun
 
 
-def volume(size: int, how: str):
+def volume(size: int, how: str, device="cpu"):
     """Recover a volume and offsets: the history."""
     on = mesh(size) if size > 1 else None
     if size > 1 and on is None:
         return None
-    problem = fit_volume.make_problem("cpu")
-    return fit_volume.fit(*problem, STEPS, together.Together("cpu", on, how), None)
+    problem = fit_volume.make_problem(device)
+    return fit_volume.fit(*problem, STEPS, together.Together(device, on, how), None)
 
 
 def unlike() -> str:

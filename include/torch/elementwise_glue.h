@@ -42,6 +42,28 @@ inline DType check_alike(const Elementwise& e, const std::vector<const Tensor*>&
     return dtype;
 }
 
+/// The dimensions of a tensor in the order in which they lie in memory.
+struct InOrder {
+    std::vector<int64_t> dims, size;
+    bool is_given = true;
+
+    explicit InOrder(const Tensor& x) {
+        const int64_t* const stride = x.strides().data();
+        for (int64_t d = 1; d < x.dim(); ++d) is_given = is_given && stride[d - 1] >= stride[d];
+        if (is_given) return;
+        for (int64_t d = 0; d < x.dim(); ++d) dims.push_back(d);
+        std::stable_sort(dims.begin(), dims.end(),
+                         [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
+        for (const int64_t d : dims) size.push_back(x.sizes()[d]);
+    }
+    /// Another tensor's strides in this order, kept in `at`, which has room for them.
+    const int64_t* of(const int64_t* stride, std::vector<int64_t>& at) const {
+        const size_t begin = at.size();
+        for (const int64_t d : dims) at.push_back(stride[d]);
+        return at.data() + begin;
+    }
+};
+
 /// Runs an operator of any number of inputs and outputs. Outputs are like the first input: its
 /// dtype and shape, and its order of dimensions in memory where it is dense; what `wanted` leaves
 /// out comes back empty.
@@ -67,8 +89,16 @@ inline std::vector<Tensor> run_elementwise(const Elementwise& e,
     for (size_t n = 0; n < inputs; ++n)
         strides[n] = x[n]->strides().data(), merged[n] = p.in_stride[n];
     strides[inputs] = any->strides().data(), merged[inputs] = p.out_stride[0];  // all are alike
-    p.dims = merge_dims(any->dim(), any->sizes().data(), strides, int(inputs) + 1, kMaxDims, p.size,
-                        merged);
+    // Outermost is what lies so in the outputs, whose order nobody sees: of a transposed matrix,
+    // and results like it, one run of memory.
+    const InOrder order(*any);
+    std::vector<int64_t> sorted;
+    if (!order.is_given) {
+        sorted.reserve((inputs + 1) * any->dim());
+        for (size_t i = 0; i <= inputs; ++i) strides[i] = order.of(strides[i], sorted);
+    }
+    p.dims = merge_dims(any->dim(), order.is_given ? any->sizes().data() : order.size.data(),
+                        strides, int(inputs) + 1, kMaxDims, p.size, merged);
     if (p.dims < 0) {
         std::vector<Tensor> copies;
         for (size_t n = 0; n < inputs; ++n) copies.push_back(torch::stable::contiguous(*x[n]));

@@ -224,10 +224,23 @@ inline Tensor new_gradient(const Tensor& like, bool wanted, const Shape& shape) 
     return new_output(like, wanted ? shape : Shape{0});
 }
 
-/// A new tensor with `like`'s shape too, and its strides where it is dense: torch.empty_like.
+/// A new tensor with `like`'s shape too, dense, its dimensions in the same order: torch.empty_like,
+/// which is asked where that order is open.
 inline Tensor new_like(const Tensor& like) {
-    if (!like.is_contiguous()) return torch::stable::empty_like(like);
-    return new_strided(like, like.dim(), like.sizes().data(), like.strides().data());
+    const int64_t dims = like.dim(), *const size = like.sizes().data();
+    const int64_t* const given = like.strides().data();
+    if (like.is_contiguous()) return new_strided(like, dims, size, given);
+    int64_t stride[8];
+    bool open = dims > 8;
+    for (int64_t d = 0; d < dims && !open; ++d) {
+        stride[d] = 1;
+        open = size[d] < 2 || given[d] == 0;
+        for (int64_t e = 0; e < dims; ++e) {  // what lies within it
+            if (given[e] < given[d]) stride[d] *= size[e];
+            open = open || (e != d && given[e] == given[d]);
+        }
+    }
+    return open ? torch::stable::empty_like(like) : new_strided(like, dims, size, stride);
 }
 
 /// Runs a kernel on `like`'s device: on the GPU in the caller's current stream, on the CPU over

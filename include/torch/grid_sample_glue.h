@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <tuple>
 
+#include "choices.h"
 #include "grid_sample.h"
+#include "rates.h"
 #include "torch/glue.h"
 #include "torch/rest.h"
 
@@ -117,9 +119,21 @@ inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_i
     if (!input.is_cpu() || !(is_short(p.dtype) || is_short(p.grid_dtype)) ||
         p.dtype == DType::kDouble || p.grid_dtype == DType::kDouble)
         return false;
+    constexpr auto r = kCpu.grid_sample;
     const int64_t pixels = int64_t(p.size[0]) * p.size[1] * p.size[2];
+    const int64_t along = p.interpolation == Interpolation::kLinear    ? 2
+                          : p.interpolation == Interpolation::kNearest ? 1
+                                                                       : 4;
+    const double each = double(p.B) * p.C * 1e-3, taps = along * along * (p.D == 3 ? along : 1);
     // A gradient to the image is written to all pixels in any case.
-    return p.B * p.C * p.P >= 1 << 13 && pixels <= (need_input ? 64 : 8) * p.P;
+    const double convert = r.calls + each * pixels * r.convert * (need_input ? 0.25 : 1);
+    const double gained = each * p.P * taps * r.tap;
+    const bool is = convert <= gained;
+    tell_choice(kName, "precision of 16 bits",
+                is ? "float32 from end to end" : "an element at a time",
+                "what the image's conversion takes against what its taps then save",
+                {{"float32 from end to end", convert}, {"an element at a time", gained}});
+    return is;
 }
 inline Tensor as_float(const Tensor& x) {
     return torch::stable::to(x, torch::headeronly::ScalarType::Float);

@@ -3,7 +3,7 @@
 import contextlib
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -18,7 +18,9 @@ MOST = 1 << 35  # bytes of results
 _ROOM = 1 << 20  # bytes, for results of other shapes than are due
 _TEXT = 8000  # characters of an error
 _RESULTS = {"tree": dict, "layout": list}
-_ON_THE_GPU = {"make", "call", "exact", "again", "copying"}  # and batches, in a race
+_ON_THE_GPU = {"make", "call", "exact", "again"}  # and what is timed, for which it is alone
+_JUDGES = 8  # that may be at work at once in several processes
+_COPIES = 24  # of its arguments that a judgement may have in a GPU's memory
 _ALIAS = [int, str, int]  # which result lies in the memory of which argument or result
 _CALLED: dict[str, Any] = {
     "outside": str,
@@ -35,7 +37,9 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     "inputs": {"arguments": _RESULTS},
     "batch": {"claimed_ms": [float, ...], "idle_ms": [float, ...]},
     "copying": {"ms": float},
+    "wake": {"memory": int},
 }
+_nobody = contextlib.nullcontext()
 
 
 class Misused(Exception):
@@ -56,42 +60,67 @@ class Options(NamedTuple):
 
 
 class Turn:
-    """A lock among those who judge at once, for the GPU and the clock; it may be taken again."""
+    """What those who judge at once share: the GPU and the clock, each alone or all beside others.
 
-    def __init__(self, path: str):
-        """Open the file by which they wait for each other: it must not be inherited from one."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        self._depth = 0
+    Who waits to be alone comes before those who come later. It may be taken again.
+    """
+
+    def __init__(self, path: str, at_once: int = 1):
+        """Open the files by which they wait for each other: they must not be inherited from one.
+
+        `at_once`: how many there may be; judges in other processes are reckoned with.
+        """
+        how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._file, self._next = os.open(path, how), os.open(f"{path}.next", how)
+        self._depth, self._at_once = 0, max(at_once, _JUDGES)
+        self.memory = 0  # bytes of the GPU
 
     def __enter__(self) -> "Turn":
-        """Wait for it."""
-        if not self._depth:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._depth += 1
+        """Wait until nobody else has it."""
+        self._take(fcntl.LOCK_EX)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the next have it."""
+        """Let others have it."""
         self._depth -= 1
         if not self._depth:
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def beside(self, size: int) -> Iterator[None]:
+        """Work beside others, with arguments of `size` bytes; alone where memory is too small."""
+        few = size * _COPIES * self._at_once <= self.memory
+        self._take(fcntl.LOCK_SH if few else fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            self.__exit__()
+
+    def _take(self, how: int) -> None:
+        if not self._depth:
+            fcntl.flock(self._next, fcntl.LOCK_EX)
+            fcntl.flock(self._file, how)
+            fcntl.flock(self._next, fcntl.LOCK_UN)
+        self._depth += 1
 
 
 class Asked:
     """A confined process, as the referee knows it, and the memory by which it gets arguments."""
 
-    def __init__(
-        self, jail: Jail, role: str, turn: contextlib.AbstractContextManager | None = None
-    ):
-        """Know it; `turn` is taken while it is at work on a GPU."""
-        self.jail, self.role = jail, role
-        self.turn = turn or contextlib.nullcontext()
+    def __init__(self, jail: Jail, role: str, turn: Turn | None = None):
+        """Know it; `turn` is for its work on a GPU: alone where that is timed."""
+        self.jail, self.role, self.turn = jail, role, turn
         self._layout: tuple = ()
         self._mapped: Mapped | None = None
 
+    def alone(self) -> contextlib.AbstractContextManager:
+        """Have the GPU for nobody else, if it is at work on one."""
+        return self.turn or _nobody
+
     def ask(self, what: str, files: Sequence[int] = (), **words: Any) -> dict:
         """Ask for one thing. Raises: Ended; Refused or Misused with what it raised."""
-        with self.turn if what in _ON_THE_GPU else contextlib.nullcontext():
+        size = self._layout[0].size if self._layout else 0
+        with self.turn.beside(size) if self.turn and what in _ON_THE_GPU else _nobody:
             answer = self.jail.ask({"do": what, **words}, files)
         self.check(answer, what)
         return answer

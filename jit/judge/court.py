@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from ..machine import settings
-from . import tamper, watched
+from . import heap, tamper, watched
 from .asked import Misused, Options, Turn
 from .confine import Limits, Prison
 from .forms import Source
@@ -149,8 +149,9 @@ class _Session:
                 prison = self._prison(role, place, source, options.device)
                 words = role, str(place), self._known, options.device
                 jails.append(Jail(functools.partial(_life, *words), prison, limits))
+            heap.keep()  # of the referee, once the others have been forked
             compiled = jails[2] if options.compiled else None
-            turn = Turn(_turn(self._folder))
+            turn = Turn(_turn(self._folder), self._order["jobs"])
             referee = Referee(jails[0], jails[1], compiled, options, turn)
             data = referee.judge(list(candidate), list(reference), text)
             if options.sanitizer and data["verdict"] == "accepted":

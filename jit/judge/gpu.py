@@ -16,6 +16,7 @@ _PATTERN = 0xA5
 _FLUSH = 1 << 28  # bytes written between calls that are timed: several times any L2 cache
 _ROOM = 1 << 28  # bytes that torch's allocator has to give out, besides what results may need
 _BEHIND = 10_000_000  # cycles that arguments take to come, some milliseconds
+_AHEAD = 2_000_000  # cycles, in which the host may get ahead of a GPU that is timed
 _LATE = 64  # elements of an argument that come last of all
 
 
@@ -44,11 +45,12 @@ class Gpu:
         self._flush: Tensor | None = None
         self._driver: Any = None
 
-    def wake(self) -> None:
-        """Have this process's context made."""
+    def wake(self) -> int:
+        """Have this process's context made; how many bytes of memory the GPU has."""
         torch.zeros(1, device="cuda")
         self._driver = ctypes.CDLL("libcuda.so.1") if torch.version.cuda else None
         self._wait()
+        return self._free()[1]
 
     def take(self, tensors: Sequence[Tensor], results: int) -> list[Tensor]:
         """Return arguments on the GPU: of the same shapes as before, at the same addresses.
@@ -119,7 +121,8 @@ class Gpu:
     def timed(self, calls: Sequence[tuple[Callable[[], list[Tensor]], list[Tensor]]]) -> Taken:
         """Call each once with a cold L2 cache; beside each its arguments.
 
-        The last elements of these come behind what empties the cache, so that nobody begins early.
+        The last elements of these come behind what empties the cache, and a while after it, so
+        that nobody begins early, and what is timed is the GPU and not the host that launches.
         """
         if self._flush is None:
             self._flush = torch.empty(_FLUSH, dtype=torch.uint8, device="cuda")
@@ -129,6 +132,7 @@ class Gpu:
         for (call, _), late in zip(calls, parts, strict=True):
             begun, ended, idle = [self._event(enable_timing=True) for _ in range(3)]
             self._flush.zero_()
+            self._sleep(_AHEAD)
             for place, numbers in late:
                 place.copy_(numbers)
             begun.record()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import BuildError
 from ..live.guard import Guard
-from . import exhibits, seccomp, tamper, tolerance
+from . import exhibits, heap, seccomp, tamper, tolerance
 from .exhibits import Layout, Mapped
 from .forms import Form, Source, Unusable
 from .gpu import Gpu, Taken
@@ -45,15 +45,17 @@ class Witness:
         self._guard = Guard(role == "candidate")
         self._types: list[str] = []
         self.files: list[int] = []  # to go with the answer
+        if self._gpu:  # where no processor is timed
+            heap.keep()
 
     def wake(self, files: list[int]) -> dict:
-        """Have a GPU be there before anybody else's code is."""
-        if self._gpu:
-            try:
-                self._gpu.wake()
-            except RuntimeError as error:
-                raise Unusable(f"no GPU for the process that is to use it: {error}") from None
-        return {}
+        """Have a GPU be there before anybody else's code is; how large its memory is."""
+        if not self._gpu:
+            return {"memory": 0}
+        try:
+            return {"memory": self._gpu.wake()}
+        except RuntimeError as error:
+            raise Unusable(f"no GPU for the process that is to use it: {error}") from None
 
     def load(self, source: list, text: str | None, classes: list[str]) -> dict:
         """Load the file, the text of which may be given."""
@@ -142,9 +144,11 @@ class Witness:
         assert self._exact
         arguments = self._arguments()
         torch.manual_seed(seed)
-        found = tolerance.bounds(self._exact, arguments, precision, closely)
-        tensors = [x for pair in found.pairs for x in pair]
-        return {"results": self._packed(None, {"plain": None}, tensors), "rule": found.rule}
+        with contextlib.nullcontext() if self._gpu else heap.kept():
+            found = tolerance.bounds(self._exact, arguments, precision, closely)
+            tensors = [x for pair in found.pairs for x in pair]
+            results = self._packed(None, {"plain": None}, tensors)
+        return {"results": results, "rule": found.rule}
 
     def lock(self, files: list[int]) -> dict:
         """Give up new processes and programs."""

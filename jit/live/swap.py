@@ -6,6 +6,7 @@ mapped, for calls and GPU work that are still in it, and is called again once th
 """
 
 import ctypes
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ _WITHOUT_SWAP = b"_ZN5torch7Library"  # what torch/library.h calls, which cannot
 
 # Called once other kernels are in use: what holds on to more of a library than its operators.
 FOLLOWERS: list[Callable[[], None]] = []
+LIBRARIES: list[ctypes.CDLL] = []  # that were put in another one's place
 
 
 class Swap:
@@ -45,6 +47,9 @@ class Swap:
             self._library.octet_swap_withdraw()  # what was registered so far
             raise BuildError(f"{self.unit}: torch refused the new kernels ({error})", self.unit)
         self._new = "0" * len(self._new)
+        LIBRARIES.append(self._library)
+        if choices := sys.modules.get("loader.jit.operators.choices"):
+            choices.LISTENERS.joins(self._library)
         _follow()
 
     def withdraw(self) -> None:

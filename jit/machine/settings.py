@@ -53,6 +53,7 @@ _ERRORS = """how errors are printed on stderr: for people, or for programs, each
 JSON"""
 _MENDS = """whether sources of extensions for an older torch or CUDA are changed for the compiler; \
 `diff` shows each line"""
+_VERBOSE = "print on stderr which way calls take, and why, when each choice is first made"
 _MODES = ("background", "eager", "lazy", "never")
 
 SETTINGS = (
@@ -64,6 +65,7 @@ SETTINGS = (
     Setting("LOADER_ERRORS", "text", _ERRORS, ("text", "json")),
     Setting("LOADER_MENDS", "on", _MENDS, ("on", "diff", "off")),
     Setting("LOADER_NATIVE", "1", "compile for this CPU (`-march=native`)", ("0", "1")),
+    Setting("LOADER_VERBOSE", "0", _VERBOSE, ("0", "1")),
 )
 
 

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # which a warm import does without
     from ..cache.store import Store
 
 SESSIONS: list["Session"] = []  # of this process: loader's own, and one for each `loader.Library`
+OPENED: list[Callable[[Path], None]] = []  # told of each library that is loaded
 
 
 class Session:
@@ -289,11 +291,8 @@ class Session:
                         break
                 self._build_again(name, failure)
         if not failure:
-            raise BuildError(
-                f"{name}: its library is damaged again after each build in {self.caches[-1]}",
-                name,
-                kind="damaged",
-            )
+            what = f"{name}: its library is damaged again after each build in {self.caches[-1]}"
+            raise BuildError(what, name, kind="damaged")
         from ..errors.diagnose import load_error
 
         what = f"{name}: its library does not load, built anew too"
@@ -306,10 +305,7 @@ class Session:
             job.wait()
 
     def _open(self, name: str, library: Path) -> str | None:
-        """Load a library; why that failed, or None.
-
-        Later processes know its schemas before it is loaded.
-        """
+        """Load a library, whose schemas later processes then know before; why that failed."""
         try:
             with self.receipt.time(name, "dlopen"):
                 schemas.withdraw(name)
@@ -318,6 +314,8 @@ class Session:
                     rest.declare(other, self.load)
         except OSError as error:
             return str(error.__cause__ or error)  # torch says which library, dlopen says why
+        for told in OPENED:
+            told(library)
         key = self.loaded[name] = self.keys[name]
         if self.package == "loader.ops" and not units.is_rest(name):
             schemas.note(self.store.path, name, key, lambda public: self.owner(public) == name)
@@ -344,7 +342,7 @@ class Session:
 
 
 def owner(name: str) -> tuple[Session, str] | None:
-    """The session and the operator that a name in `torch.ops.octet` belongs to."""
+    """The session and operator that a name in `torch.ops.octet` belongs to."""
     owners = [(unit, session) for session in SESSIONS if (unit := session.owner(name))]
     unit, session = max(owners, key=lambda found: len(found[0]), default=("", None))
     return (session, unit) if session else None

@@ -17,7 +17,7 @@ from ..build.steps import Steps
 from ..machine import settings, told
 
 _ROOT = Path(__file__).resolve().parents[2]
-_NO_BENCH = {"harness", "everything", "compare", "children"}
+_NO_BENCH = {"harness", "everything", "compare", "children", "processes"}
 _BENCH = sorted({path.stem for path in (_ROOT / "bench").glob("*.py")} - _NO_BENCH)
 _PLAIN = 10.0  # seconds between lines on how far a command is, where there is no terminal
 _RESUMED = "what is compiled is kept, and the same command goes on from there"

@@ -33,7 +33,9 @@ def prepare(
     """
     owner = loader.Library(folder) if folder else loader
     units = owner._session.named(tuple(names))
-    path = _find(program, loader._session.toolchain.cuda_home, cure)
+    path = path_of(program, loader._session.toolchain.cuda_home)
+    if not path:
+        raise RuntimeError(f"no {program}, neither on PATH nor beside nvcc; {cure}")
     if not torch.cuda.is_available():
         raise RuntimeError(
             f"{units[0]}: no GPU to run it on: torch.cuda.is_available() is false; "
@@ -51,14 +53,12 @@ def prepare(
     return units, path
 
 
-def _find(program: str, toolkit: str | None, cure: str) -> str:
+def path_of(program: str, toolkit: str | None) -> str | None:
+    """Where a program of CUDA's is: on PATH, or beside a toolkit; None where it is not."""
     places = [f"{toolkit}/bin"] if toolkit else []
     for pattern in ("/opt/nvidia/nsight-compute/*", *(f"{p}/nvidia/cu*/bin" for p in sys.path)):
         places += sorted(glob.glob(pattern), reverse=True)
-    found = shutil.which(program) or shutil.which(program, path=os.pathsep.join(places))
-    if not found:
-        raise RuntimeError(f"no {program}, neither on PATH nor beside nvcc; {cure}")
-    return found
+    return shutil.which(program) or shutil.which(program, path=os.pathsep.join(places))
 
 
 def run_under(tool: list[str], *what: str | None, **environment: str) -> tuple[int, str]:

@@ -15,13 +15,13 @@ SECTIONS = (
     "SchedulerStats",
     "WarpStateStats",
 )
-_GET_NCU = (
+GET_NCU = (
     "it is part of the CUDA toolkit, and of Nsight Compute from "
     "https://developer.nvidia.com/nsight-compute (Debian, Ubuntu with NVIDIA's repository: "
     "apt install nsight-compute)"
 )
 # What ncu says, and what to do about it.
-_CURES = {
+CURES = {
     "ERR_NVGPUCTRPERM": "the driver shows the GPU's counters to root alone: run this as root (in a "
     "container: started with --cap-add=SYS_ADMIN), or let everybody see them with `options nvidia "
     "NVreg_RestrictProfilingToAdminUsers=0` in a file of /etc/modprobe.d and a reboot",
@@ -41,7 +41,7 @@ def profile(
     `choice` is one of ncu's sets (`ncu --list-sets`), instead of SECTIONS; `output` a file in which
     to keep the whole report. Raises RuntimeError with what is missing and its cure.
     """
-    _, ncu = exercise.prepare(loader, [name], folder, "ncu", _GET_NCU)
+    _, ncu = exercise.prepare(loader, [name], folder, "ncu", GET_NCU)
     wanted = ["--set", choice] if choice else [w for s in SECTIONS for w in ("--section", s)]
     command = [ncu, "--profile-from-start", "off", "--target-processes", "all", *wanted]
     what = (name, folder, "profile")
@@ -57,7 +57,7 @@ def profile(
 
 def _run(name: str, command: list[str], *what: str | None) -> str:
     status, said = exercise.run_under(command, *what)
-    for sign, cure in _CURES.items():
+    for sign, cure in CURES.items():
         if sign in said:
             raise RuntimeError(f"{name}: ncu could not measure it ({sign}): {cure}")
     if status:

@@ -7,7 +7,8 @@
 #include "apply_lut3d.h"
 #include "lanes.h"
 
-constexpr int64_t kBlock = 256;
+constexpr int64_t kBlock = 256;  // pixels at a time,
+constexpr int64_t kCells = 32;   // or, with copies of their cells
 
 /// What one block's pixels are and where they lie in the table.
 template <typename A>
@@ -121,13 +122,13 @@ void blend_tetrahedral(const A* table, int32_t S, const Block<A>& block, int64_t
 }
 
 /// Copies the cells of `count` pixels out of lut, eight corners each: tables of two entries along
-/// an axis, to which the pixels' places are moved.
+/// an axis.
 template <typename A>
-void copy_cells(const ApplyLut3dParams& p, int64_t count, Block<A>& block, A (*cells)[8][4]) {
+void copy_cells(const ApplyLut3dParams& p, int64_t count, const int32_t* entry, A (*cells)[8][4]) {
     dispatch(p.lut_dtype, [&](auto element) {
         const auto* const lut = static_cast<const decltype(element)*>(p.lut);
         for (int64_t i = 0; i < count; ++i) {
-            const auto* const cell = lut + lut_offset(p, block.entry[i]);
+            const auto* const cell = lut + lut_offset(p, entry[i]);
             for (int k = 0; k < 8; ++k) {
                 const auto* const corner = cell + (k & 4 ? p.lut_stride[0] : 0) +
                                            (k & 2 ? p.lut_stride[1] : 0) +
@@ -135,7 +136,6 @@ void copy_cells(const ApplyLut3dParams& p, int64_t count, Block<A>& block, A (*c
                 for (int c = 0; c < 3; ++c) cells[i][k][c] = A(load(corner[c * p.lut_stride[3]]));
                 cells[i][k][3] = 0;
             }
-            block.entry[i] = int32_t(8 * i);
         }
     });
 }
@@ -143,7 +143,6 @@ void copy_cells(const ApplyLut3dParams& p, int64_t count, Block<A>& block, A (*c
 template <typename T>
 void apply(const ApplyLut3dParams& p, int64_t begin, int64_t end) {
     using A = Acc<T>;
-    constexpr int64_t kCells = 32;
     const A* table = static_cast<const A*>(p.table);
     const int32_t S = table ? p.S : 2;
     const int64_t step = table ? kBlock : kCells;
@@ -152,7 +151,10 @@ void apply(const ApplyLut3dParams& p, int64_t begin, int64_t end) {
     for (; begin < end; begin += step) {
         const int64_t count = std::min(step, end - begin);
         place<T>(p, begin, count, block);
-        if (!p.table) copy_cells(p, count, block, cells), table = cells[0][0];
+        if (!p.table) {
+            copy_cells(p, count, block.entry, cells), table = cells[0][0];
+            for (int64_t i = 0; i < count; ++i) block.entry[i] = int32_t(8 * i);
+        }
         if (p.method == Lut3dMethod::kTrilinear)
             blend_trilinear(table, S, block, count, blended);
         else
@@ -180,29 +182,35 @@ void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end
     by_work(*p, [&](auto work) {
         using A = decltype(work);
         A* table = static_cast<A*>(p->table);
-        for (int64_t i = begin; i < end; ++i) {
-            const int64_t at = lut_offset(*p, i);
-            for (int c = 0; c < 3; ++c)
-                table[4 * i + c] = load_as<A>(p->lut_dtype, p->lut, at + c * p->lut_stride[3]);
-            table[4 * i + 3] = 0;
-        }
+        dispatch(p->lut_dtype, [&](auto element) {
+            const auto* const lut = static_cast<const decltype(element)*>(p->lut);
+            const int64_t *stride = p->lut_stride, S = p->S;
+            const bool dense =
+                stride[3] == 1 && stride[2] == 3 && stride[1] == 3 * S && stride[0] == 3 * S * S;
+            for (int64_t i = begin; i < end; ++i) {
+                const auto* const from = lut + (dense ? 3 * i : lut_offset(*p, i));
+                const int64_t step = dense ? 1 : stride[3];
+                for (int c = 0; c < 3; ++c) table[4 * i + c] = A(load(from[c * step]));
+                table[4 * i + 3] = 0;
+            }
+        });
     });
 }
 
-/// Both gradients of one pixel; `sums` and `slope` may be null.
+/// Both gradients of one pixel, from `table` or a copy of its cell; `sums` and `slope` may be null.
 template <typename A>
-void pixel_gradients(Lut3dMethod method, const A* table, int32_t S, const A* t, int64_t entry,
-                     const A* grad, A* sums, A* slope) {
+void pixel_gradients(Lut3dMethod method, const A* table, const A (*cell)[4], int32_t S, const A* t,
+                     int64_t entry, const A* grad, A* sums, A* slope) {
     using Four = typename Lanes<A, 4>::type;
     const Four wanted = {grad[0], grad[1], grad[2], 0};
-    const Tetrahedron<A> corners(t, S);
+    const Tetrahedron<A> corners(t, S), of_cell(t, 2);
     const bool trilinear = method == Lut3dMethod::kTrilinear;
     const int count = trilinear ? 8 : 4;
     A value[8];
     for (int k = 0; k < count; ++k) {
         const int64_t at = 4 * (entry + (trilinear ? corner_offset(k, S) : corners.offset[k]));
         if (slope) {
-            const A* corner = table + at;
+            const A* corner = table ? table + at : cell[trilinear ? k : of_cell.offset[k]];
             value[k] = grad[0] * corner[0] + grad[1] * corner[1] + grad[2] * corner[2];
         }
         if (sums) {
@@ -226,18 +234,21 @@ void gradients(const ApplyLut3dParams& p, int64_t part) {
     A* sums = p.sums ? static_cast<A*>(p.sums) + 4 * entries * part : nullptr;
     if (sums) std::fill_n(sums, 4 * entries, A(0));
     Block<A> block;
-    A grad_out[3][kBlock];
-    for (int64_t begin = part * each; begin < last; begin += kBlock) {
-        const int64_t count = std::min(kBlock, last - begin);
+    A grad_out[3][kBlock], cells[kCells][8][4];
+    const bool copies = p.grad_image && !p.table;
+    const int64_t step = copies ? kCells : kBlock;
+    for (int64_t begin = part * each; begin < last; begin += step) {
+        const int64_t count = std::min(step, last - begin);
         place<T>(p, begin, count, block);
         read_pixels<T>(p.grad_out, p.grad_out_at, begin, count, grad_out);
+        if (copies) copy_cells(p, count, block.entry, cells);
         T* out = p.grad_image ? static_cast<T*>(p.grad_image) + 3 * begin : nullptr;
         for (int64_t i = 0; i < count; ++i) {
             const A t[] = {block.t[0][i], block.t[1][i], block.t[2][i]};
             const A grad[] = {grad_out[0][i], grad_out[1][i], grad_out[2][i]};
             A slope[3];
-            pixel_gradients(p.method, static_cast<const A*>(p.table), p.S, t, block.entry[i], grad,
-                            sums, out ? slope : nullptr);
+            pixel_gradients(p.method, static_cast<const A*>(p.table), copies ? cells[i] : nullptr,
+                            p.S, t, block.entry[i], grad, sums, out ? slope : nullptr);
             if (out)
                 for (int c = 0; c < 3; ++c)
                     out[3 * i + c] = store<T>(within(block.x[c][i]) ? slope[c] * A(p.S - 1) : A(0));
@@ -254,13 +265,23 @@ void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t 
 void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end) {
     by_work(*p, [&](auto work) {
         using A = decltype(work);
+        const A* const sums = static_cast<const A*>(p->sums);
         const int64_t entries = p->entries;
-        for (int64_t i = begin; i < end; ++i)
-            for (int c = 0; c < 3; ++c) {
-                double sum = 0;
-                for (int64_t part = 0; part < p->parts; ++part)
-                    sum += static_cast<const A*>(p->sums)[4 * (part * entries + i) + c];
-                store_lut(*p, 3 * i + c, sum);
+        dispatch(p->lut_dtype, [&](auto element) {
+            using T = decltype(element);
+            T* const out = static_cast<T*>(p->grad_lut);
+            if (p->parts == 1) {
+                for (int64_t i = begin; i < end; ++i)
+                    for (int c = 0; c < 3; ++c) out[3 * i + c] = store<T>(Acc<T>(sums[4 * i + c]));
+                return;
             }
+            for (int64_t i = begin; i < end; ++i)
+                for (int c = 0; c < 3; ++c) {
+                    double sum = 0;
+                    for (int64_t part = 0; part < p->parts; ++part)
+                        sum += sums[4 * (part * entries + i) + c];
+                    out[3 * i + c] = store<T>(Acc<T>(sum));
+                }
+        });
     });
 }

@@ -233,9 +233,19 @@ int64_t grid_sample_scratch_cuda(const GridSampleParams* p) {
     return bytes || plans.take == Plans::kProbe ? kChoiceBytes + bytes : 0;
 }
 
+static void tell(const GridSampleParams& p, const Plans& plans) {
+    static const char* const names[] = {"as it is", "channels turned last", "a look at the points"};
+    tell_choice("grid_sample", p.grad_out ? "layout, of gradients" : "layout", names[plans.take],
+                plans.why,
+                {{names[Plans::kTurned], plans.turning},
+                 {"as it is, points in order", plans.near},
+                 {"as it is, points scattered", plans.far}});
+}
+
 const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     const auto stream = static_cast<cudaStream_t>(stream_pointer);
     const Plans plans = plans_of(*p);
+    tell(*p, plans);
     int device = 0, processors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "choices.h"
 #include "fixed_point.cuh"
 #include "job.cuh"
+#include "rates.h"
 
 namespace {
 
@@ -81,6 +83,12 @@ struct Plans {
     Plan plain, turned;
     enum { kPlain, kTurned, kProbe } take = kPlain;
     float few = 0;
+    // Microseconds by rates.h: turned; as it is, with points that neighbour each other, that do
+    // not.
+    double turning = kUnknown, near = kUnknown, far = kUnknown;
+    const char* why =
+        "there is one way for this: channels side by side, one channel, few points, "
+        "float64, bicubic or fixed point";
 };
 
 bool is_second(const GridSampleParams& p) { return p.to_grad_input || p.to_grad_grid; }
@@ -142,30 +150,10 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
 
 constexpr int64_t kChoiceBytes = 256;
 
-/// What the ways of a forward cost: on an H200, from sweeps with either way forced. On other
-/// devices ratios are taken to be the same. Times are microseconds.
-struct Rates {
-    double turn = 10;        // of launching the pass over the field,
-    double stream = 2.2;     // and of the pass: MB each, read and written
-    double coherent = 2.2;   // a million rows of a channel's pixels that neighbouring points share,
-    double scattered = 6.5;  // that they do not share,
-    double cached = 2;       // and where the field fits in an L1 cache
-    double last = 3;         // scattered, where a pixel's channels lie side by side,
-    double last_byte = 0.01;    // and each byte of the pixel
-    double words = 7;           // a million rows of turned pixels of up to four channels,
-    double row = 12;            // of more,
-    double row_byte = 0.27;     // and each byte of these beyond a sector
-    double gain = 0.8;          // turning has to take less of, to be chosen,
-    double look = 0.65;         // and for a look at where points lie, which costs some 25 itself:
-    double least = 200;         // where scattered points would take so long
-    int64_t cache = 100000;     // bytes
-    float near = 12, far = 32;  // sectors that 32 points lie in, coherent and scattered ones
-};
-
 /// The two ways' costs, where channels are turned last or not: turned fields have one row where
 /// others have one for each channel, but take a pass of their own.
 Plans cheapest_read(const GridSampleParams& p, Plans plans) {
-    constexpr Rates r;
+    constexpr auto r = kGpu.grid_sample;
     const int size = element_size(p.dtype);
     const int64_t pad = plans.turned.pad, field = p.C * voxel_count(p) * size;
     const bool nearest = p.interpolation == Interpolation::kNearest;
@@ -179,34 +167,41 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans) {
         last ? std::min(r.scattered, r.last + r.last_byte * double(p.C * size)) : r.scattered;
     const double coherent = rows * p.C * r.coherent;
     const double scattered = rows * p.C * (field <= r.cache ? r.cached : fetched);
+    plans.turning = turned, plans.near = coherent, plans.far = scattered;
+    plans.why = "turning costs more than it saves";
     if (turned < r.gain * std::min(coherent, scattered)) {
-        plans.take = Plans::kTurned;
+        plans.take = Plans::kTurned, plans.why = "turning pays wherever the points lie";
     } else if (turned < r.look * scattered && scattered > r.least) {
-        plans.take = Plans::kProbe;
+        plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
         plans.few = r.near + (r.far - r.near) * float((turned - coherent) / (scattered - coherent));
     }
     return plans;
 }
 
 /// Of gradients turning pays where the sectors that scattered points fetch, or add to, channel by
-/// channel outweigh the passes over the field. The rates are measured ones of an H200, in bytes per
-/// microsecond; what matters is their ratio.
+/// channel outweigh the passes over the field.
 Plans cheapest_gradients(const GridSampleParams& p, Plans plans) {
-    constexpr double kStream = 2.2e6, kSectors = 3.7e6;
+    constexpr auto r = kGpu.grid_sample_gradients;
+    constexpr double kStream = r.stream * 1e6, kSectors = r.sectors * 1e6;
     const Plan& turned = plans.turned;
     const bool sums = p.grad_input;
     const double points = double(p.B) * p.P, voxels = double(p.B) * voxel_count(p);
     const int size = element_size(p.dtype), rows = 1 << (p.D - 1);
     const double pair = std::max<double>(2.0 * turned.pad * size, 32);
     double turning =
-        voxels * (p.C + turned.pad) * size / kStream + points * rows * pair * 1.25 / kSectors;
+        voxels * (p.C + turned.pad) * size / kStream + points * rows * pair * r.pair / kSectors;
     // For each sector that 32 neighbouring points lie in, in each row of each channel.
-    double sector = points / 32 * p.C * rows * 1.2 * 32 / kSectors;
-    if (p.input_stride[1] == 1) sector *= 1.5 * size / 32;  // one for several channels
-    if (sums) turning *= 2.2, sector *= 3;
-    if ((!sums && p.C < 4) || turning > 32 * sector || 32 * sector < (sums ? 500 : 100))
+    double sector = points / 32 * p.C * rows * r.sector * 32 / kSectors;
+    if (p.input_stride[1] == 1) sector *= r.last * size / 32;  // one for several channels
+    if (sums) turning *= r.turn_sums, sector *= r.add;
+    plans.turning = turning, plans.near = r.look * sector, plans.far = 32 * sector;
+    plans.why = "turning costs more than it saves, or all takes too little time for a look";
+    if ((!sums && p.C < 4) || turning > 32 * sector ||
+        32 * sector < (sums ? r.least_sums : r.least))
         return plans;
-    plans.take = turning < 2 * sector ? Plans::kTurned : Plans::kProbe;
+    plans.take = turning < r.look * sector ? Plans::kTurned : Plans::kProbe;
+    plans.why = plans.take == Plans::kProbe ? "it pays where points are scattered"
+                                            : "turning pays wherever the points lie";
     plans.few = float(turning / sector);
     return plans;
 }

@@ -2,11 +2,11 @@
 #pragma once
 #include <numeric>
 
+#include "choices.h"
+#include "rates.h"
 #include "taps.h"
 
 namespace {
-
-constexpr int64_t kLarge = 5 << 19;  // elements of an image that fit no cache of one core
 
 bool has_rows(const GridSampleParams& p, const int64_t (&stride)[5]) {
     return p.C >= 4 && stride[1] == 1;
@@ -68,7 +68,7 @@ struct Plan : Fields {
         const bool exact = p.dtype == DType::kFloat || p.dtype == DType::kDouble;
         const int64_t element = p.dtype == DType::kDouble ? 8 : 4, V = pixels(p),
                       all = p.B * p.C * V;
-        const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = 1 << 16;
+        const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = kCpu.grid_sample.fair;
         field_bytes = (all * element + 63) / 64 * 64;
         input = field(p.input, p.input_stride, p);
         upstream = field(p.to_grad_input, p.to_grad_input_stride, p);
@@ -79,7 +79,8 @@ struct Plan : Fields {
         const bool reads = reads_input || (p.to_grad_input && p.out);
         // A copy pays where reads by planes would miss the cache: where neighbouring points are far
         // from each other in a volume of several channels, or in a large image of many.
-        const bool keys = p.interpolation == Interpolation::kCubic, wide = p.C * V > kLarge;
+        const bool keys = p.interpolation == Interpolation::kCubic,
+                   wide = p.C * V > kCpu.grid_sample.large;
         cubic = keys && (p.D == 3 || p.to_grad_input || p.to_grad_grid);
         // Bicubic volumes are read and added to more quickly by rows, too, where points are many.
         const bool many = !cubic || p.P * 4 >= V;
@@ -139,6 +140,17 @@ struct Plan : Fields {
         }
         f.stride[3] = f.stride[4] * p.size[2], f.stride[2] = f.stride[3] * p.size[1];
         f.stride[0] = p.C * pixels(p);
+    }
+    void tell(const GridSampleParams& p) const {
+        const char* const what = p.grad_out ? "layout, of gradients" : "layout";
+        tell_choice("grid_sample", what, copy ? "a copy, channels last" : "as it is",
+                    copy     ? "many points far apart read many channels, or 16 bits"
+                    : planes ? "points in vectors, or channels that neighbour in memory"
+                             : "few points, channels last already, or one channel");
+        if (p.grad_input)
+            tell_choice("grid_sample", "sums of the gradient to input",
+                        sum ? "a copy, channels last" : "in place",
+                        sum ? "many channels to a pixel, or 16 bits" : "few channels or points");
     }
     int64_t scratch() const {
         return field_bytes * ((copy ? 1 + (upstream.data != nullptr) : 0) + sum);

@@ -76,7 +76,9 @@ void run(const GridSampleParams& p, int64_t begin, int64_t end) {
 
 int64_t grid_sample_scratch_cpu(GridSampleParams* p) {
     p->scattered = p->C * pixels(*p) > 1 << 18 && is_scattered(*p);
-    return Plan(*p).scratch();
+    const Plan plan(*p);
+    plan.tell(*p);
+    return plan.scratch();
 }
 
 int64_t grid_sample_items_cpu(const GridSampleParams* p) { return Plan(*p).items(*p); }
