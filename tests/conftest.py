@@ -151,8 +151,7 @@ def shared_folder(tmp_path_factory, config) -> Path:
 def compilers(tmp_path_factory, pytestconfig):
     """What checkouts compile with, the same for all workers of a session."""
     base = shared_folder(tmp_path_factory, pytestconfig)
-    session = os.getppid() if hasattr(pytestconfig, "workerinput") else os.getpid()
-    os.environ["OCTET_STANDBY"] = str(standby.install(base / "standby", ROOT / "tests", session))
+    os.environ["OCTET_STANDBY"] = str(standby.install(base / "standby"))
     os.environ["OCTET_COMPILERS"] = str(compiler.install(base / "compilers"))
     put_bytecode(base / "bytecode")
 
@@ -258,8 +257,7 @@ class Checkout:
             env["PATH"] = f"{compilers}/bin:{env['PATH']}"
             if "TORCH_CUDA_ARCH_LIST" in changes and os.path.exists(f"{compilers}/cuda/nvcc"):
                 env["PYTORCH_NVCC"] = f"{compilers}/cuda/nvcc"
-                # What nothing runs on a GPU; the front ends, which refuse sources, are as ever.
-                env["NVCC_APPEND_FLAGS"] = "-Xcicc -O1 -Xptxas -O1"
+                env["NVCC_APPEND_FLAGS"] = "-Xcicc -O1 -Xptxas -O1"  # nothing here runs it
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env

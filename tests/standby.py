@@ -26,11 +26,13 @@ _TAKEN_OVER = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_CUDA_ARCH_LI
 _GUARD = re.compile(r"/proc/self/fd/(\d+)$")
 
 
-def install(folder: Path, tests: Path, session: int) -> Path:
-    """Make the program, for as long as the process `session` lives; its path."""
+def install(folder: Path) -> Path:
+    """Make the program, for as long as the session of tests lasts; its path."""
+    tests = os.path.dirname(os.path.abspath(__file__))
+    session = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
     folder.mkdir(parents=True, exist_ok=True)
     program, draft = folder / "python", folder / f"draft-{os.getpid()}"
-    head = f"#!{sys.executable} -IS\nTESTS, SESSION = {str(tests)!r}, {session}\n"
+    head = f"#!{sys.executable} -IS\nTESTS, SESSION = {tests!r}, {session}\n"
     draft.write_text(head + Path(__file__).read_text())
     draft.chmod(0o755)
     draft.rename(program)  # another worker's is equal
