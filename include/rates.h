@@ -56,10 +56,10 @@ constexpr GpuRates kGpu;
 /// A CPU's, one thread of it, from sweeps of random cases on an EPYC with AVX-512.
 struct CpuRates {
     struct GridSample {
-        // A thousand elements of an image converted to float32, read and written; and what a
-        // thousand taps in 16 bits take longer than in float32.
-        double convert = 0.2, tap = 2;
-        double calls = 50;        // what the calls for memory take
+        // A thousand elements of an image converted to float32, read and written; what a thousand
+        // samples in 16 bits take longer than in float32, and each of their taps.
+        double convert = 0.2, sample = 1.5, tap = 2;
+        double calls = 20;        // what the calls for memory take
         int64_t large = 5 << 19;  // elements of an image that fit no cache of one core
         int64_t fair = 1 << 16;   // work that is worth handing to a thread
     } grid_sample;

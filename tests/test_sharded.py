@@ -71,20 +71,20 @@ def test_as_grid_sample_of_the_whole(group, name):
     case = CASE | LISTED[name]
     world = len(case["rows"])
     case["counts"] = case["counts"] or [150, 0, 61, 200]
-    group.run("sharded:check", case, world)
+    group.run("sharded_cases:check", case, world)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_as_grid_sample_of_the_whole_at_random(group, world, request):
     seed = request.config.getoption("--sharded-seed") + 1000 * world
-    group.run("sharded:draws", seed, 40, world)
+    group.run("sharded_cases:draws", seed, 40, world)
 
 
 @pytest.mark.cuda
 def test_two_gpus_sample_as_one(gpus, request):
     seed = request.config.getoption("--sharded-seed") + 9000
     for first in range(seed, seed + 200, 40):
-        gpus.run("sharded:draws", first, 40, 2, "cuda")
+        gpus.run("sharded_cases:draws", first, 40, 2, "cuda")
 
 
 LEVELS = [
@@ -97,16 +97,16 @@ LEVELS = [
 @pytest.mark.cuda
 @pytest.mark.parametrize(("levels", "counts", "dtype", "needs"), LEVELS[1:])
 def test_two_gpus_encode_as_one(gpus, levels, counts, dtype, needs):
-    gpus.run("sharded:encode", levels, counts, dtype, 3, needs, "cuda")
+    gpus.run("sharded_cases:encode", levels, counts, dtype, 3, needs, "cuda")
 
 
 @pytest.mark.parametrize(("levels", "counts", "dtype", "needs"), LEVELS)
 def test_levels_as_the_whole_table(group, levels, counts, dtype, needs):
-    group.run("sharded:encode", levels, counts, dtype, 3, needs)
+    group.run("sharded_cases:encode", levels, counts, dtype, 3, needs)
 
 
 def test_compiled_code_calls_it(group):
-    group.run("sharded:compiled")
+    group.run("sharded_cases:compiled")
 
 
 WRONG = {
@@ -139,20 +139,20 @@ MISSING = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_ranks_do_not_agree_on_is_told_by_all(group, wrong):
-    said = group.run("sharded:refuse", wrong, 2)[:2]
+    said = group.run("sharded_cases:refuse", wrong, 2)[:2]
     assert all(WRONG[wrong] in text for text in said), said
 
 
 @pytest.mark.parametrize("wrong", MISSING)
 def test_a_fault_of_one_rank_is_told_by_all(group, wrong):
-    others, own = group.run("sharded:refuse", wrong, 2)[:2]
+    others, own = group.run("sharded_cases:refuse", wrong, 2)[:2]
     assert MISSING[wrong] in own
     assert "RuntimeError: sample_sharded: other ranks cannot take part; rank 1: " in others
     assert MISSING[wrong].partition(": ")[2] in others
 
 
 def test_a_rank_that_is_not_in_the_mesh_is_told(group):
-    said = group.run("sharded:outsider")
+    said = group.run("sharded_cases:outsider")
     assert all(
         "is not in the mesh [0, 1]; only ranks of the mesh may call it" in s for s in said[2:]
     )
@@ -161,7 +161,7 @@ def test_a_rank_that_is_not_in_the_mesh_is_told(group):
 def test_a_rank_that_is_killed_is_an_error_on_the_others():
     alone = ranks.Ranks(2)
     with pytest.raises(ranks.Failed) as failed:
-        alone.run("sharded:abandoned")
+        alone.run("sharded_cases:abandoned")
     alone.close()
     error, ended = failed.value.errors
     assert ended == ""
@@ -173,7 +173,7 @@ def test_a_rank_that_is_killed_ends_the_one_on_another_gpu(gpus):
     """NCCL does not notice: torch ends the process once the time-out is over, and says why."""
     alone = ranks.Ranks(2, "nccl", timeout=8)
     with pytest.raises(ranks.Failed) as failed:
-        alone.run("sharded:abandoned")
+        alone.run("sharded_cases:abandoned")
     said = alone.close()
     error, ended = failed.value.errors
     assert ended == ""
@@ -192,10 +192,10 @@ def test_the_example_under_torchrun_finds_what_one_process_finds():
 def test_what_is_under_way_keeps_to_the_limit(group):
     """Three ranks' points go to one: more than that at once, without a limit."""
     limit = 20000
-    assert max(group.run("sharded:skewed", 1 << 30)) > 3 * limit
-    assert max(group.run("sharded:skewed", limit)) <= limit
+    assert max(group.run("sharded_cases:skewed", 1 << 30)) > 3 * limit
+    assert max(group.run("sharded_cases:skewed", limit)) <= limit
 
 
 def test_a_rank_that_does_not_call_is_an_error_after_the_time_out(group):
-    said = group.run("sharded:absent")[0]
+    said = group.run("sharded_cases:absent")[0]
     assert "rank 0 of 2 lost the others, of which one has ended or did not call it" in said

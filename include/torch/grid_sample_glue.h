@@ -127,7 +127,7 @@ inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_i
     const double each = double(p.B) * p.C * 1e-3, taps = along * along * (p.D == 3 ? along : 1);
     // A gradient to the image is written to all pixels in any case.
     const double convert = r.calls + each * pixels * r.convert * (need_input ? 0.25 : 1);
-    const double gained = each * p.P * taps * r.tap;
+    const double gained = each * p.P * (r.sample + taps * r.tap);
     const bool is = convert <= gained;
     tell_choice(kName, "precision of 16 bits",
                 is ? "float32 from end to end" : "an element at a time",

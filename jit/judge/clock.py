@@ -8,6 +8,7 @@ changes what is measured, and a result that is late is wrong. What the way there
 measured with a reference that is not called, and taken off of both sides.
 """
 
+import contextlib
 import os
 import signal
 import statistics
@@ -82,15 +83,16 @@ def race(contest: Contest) -> dict[str, Any]:
         if number >= _FEWEST and time.perf_counter() - begun > _LONGEST:
             break
         sets = _fresh(contest, case, count)
-        empty = _once(contest.reference, sets, out, True)
+        order = [*sides] if number % 2 else [*reversed(sides)]
+        empty, *done = _together(
+            [(contest.reference, True), *((sides[name], False) for name in order)], sets, out
+        )
         taken["overhead"].append(1e3 * empty.seconds / count)
-        results = {}
-        for name in sides if number % 2 else reversed(sides):
-            done = _once(sides[name], sets, out, False)
-            results[name] = done.results
+        results = {name: each.results for name, each in zip(order, done, strict=True)}
+        for name, each in zip(order, done, strict=True):
             if name == "candidate":
-                rounds.append((done._replace(results=[]), empty._replace(results=[])))
-            taken[name].append(_believed(done, count, contest.options.device))
+                rounds.append((each._replace(results=[]), empty._replace(results=[])))
+            taken[name].append(_believed(each, count, contest.options.device))
         for i, given in enumerate(sets):
             part = slice(i * len(out), (i + 1) * len(out))
             _check(contest, results["candidate"][part], results["reference"][part], given)
@@ -208,32 +210,68 @@ def _rolled(case: Case) -> Case:
 
 
 def _once(witness: Asked, sets: Sequence[Case], out: list[Tensor], empty: bool) -> Round:
-    given = [x for case in sets for x in case.tensors]
-    one, of_out = Layout.of(sets[0].tensors), Layout.of(out)
-    layout = one.repeated(one.period, len(sets))
-    results = of_out.repeated(of_out.period, len(sets))
-    files = exhibits.make(layout.size), exhibits.make(results.size)
-    try:
-        Mapped(files[0], layout).fill(given)
-        order = {"do": "batch", "layout": one.json(), "size": one.size, "out": of_out.json()}
-        order |= {"out_size": of_out.size, "count": len(sets), "empty": empty}
-        mapped = Mapped(files[1], results)
-        with witness.alone():
-            begun = time.perf_counter()
-            answer = witness.jail.ask(order, files)
-            seconds = time.perf_counter() - begun
-        witness.jail.signal(signal.SIGSTOP)
-        found = mapped.copies()
-        witness.jail.signal(signal.SIGCONT)
-        witness.check(answer, "batch")
-        claimed, idle = answer["claimed_ms"], answer["idle_ms"]
+    return _together([(witness, empty)], sets, out)[0]
+
+
+def _together(
+    who: Sequence[tuple[Asked, bool]], sets: Sequence[Case], out: list[Tensor]
+) -> list[Round]:
+    """Have each do all calls, one after the other, while no other judge has the GPU.
+
+    All is laid out before that, and looked at after it.
+    """
+    with contextlib.ExitStack() as stack:
+        batches = [stack.enter_context(_Batch(asked, sets, out, empty)) for asked, empty in who]
+        with who[0][0].alone():
+            for batch in batches:
+                batch.run()
+        return [batch.read() for batch in batches]
+
+
+class _Batch:
+    """Calls of one process, in memory that it sees once the clock runs."""
+
+    def __init__(self, witness: Asked, sets: Sequence[Case], out: list[Tensor], empty: bool):
+        given = [x for case in sets for x in case.tensors]
+        one, of_out = Layout.of(sets[0].tensors), Layout.of(out)
+        layout = one.repeated(one.period, len(sets))
+        results = of_out.repeated(of_out.period, len(sets))
+        self._witness, self._seconds, self._answer = witness, 0.0, dict[str, Any]()
+        self._found: list[Tensor] | None = None
+        self._files = exhibits.make(layout.size), exhibits.make(results.size)
+        Mapped(self._files[0], layout).fill(given)
+        self._order = {"do": "batch", "layout": one.json(), "size": one.size, "out": of_out.json()}
+        self._order |= {"out_size": of_out.size, "count": len(sets), "empty": empty}
+        self._mapped = Mapped(self._files[1], results)
+
+    def __enter__(self) -> "_Batch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            os.close(file)
+
+    def run(self) -> None:
+        """Have it done, and halt the process; of a candidate results are read at once."""
+        jail = self._witness.jail
+        jail.signal(signal.SIGCONT)
+        begun = time.perf_counter()
+        self._answer = jail.ask(self._order, self._files)
+        self._seconds = time.perf_counter() - begun
+        jail.signal(signal.SIGSTOP)
+        if self._witness.role == "candidate":  # whose GPU could still write to them
+            self._found = self._mapped.copies()
+
+    def read(self) -> Round:
+        """Return what came of it, and let the process go on."""
+        found = self._mapped.copies() if self._found is None else self._found
+        self._witness.jail.signal(signal.SIGCONT)
+        self._witness.check(self._answer, "batch")
+        claimed, idle = self._answer["claimed_ms"], self._answer["idle_ms"]
         if not all(0 <= ms < 1e9 for ms in (*claimed, *idle)) or len(claimed) != len(idle):
             raise Refused("results", "its process says of no time what a clock could")
         late = [b - a for a, b in zip(claimed, idle, strict=True)]
-        return Round(seconds, found, claimed, late)
-    finally:
-        for file in files:
-            os.close(file)
+        return Round(self._seconds, found, claimed, late)
 
 
 def _summary(taken: dict[str, list[float]], count: int, device: str) -> dict[str, Any]:

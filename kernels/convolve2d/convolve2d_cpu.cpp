@@ -48,7 +48,7 @@ class Ring {
         : p_(p),
           first_(x + p.shift[1] - (p.kw - 1)),
           reach_(width + p.kw - 1),
-          pitch_(reach_ + kLanes<A>),  // the last vector of a row may pass its end
+          pitch_(reach_ + 2 * kLanes<A>),  // the last vectors of a row may pass its end
           buffer_(p.kh * pitch_),
           rows_(p.kh) {
         for (int64_t i = 0; i < p.kh; ++i) rows_[i] = buffer_.data() + i * pitch_;
@@ -175,6 +175,94 @@ void dots(const A* grad, const A* row, int64_t width, double* sums) {
     }
 }
 
+/// The same with taps in lanes, of R rows: held[r][j] += the sum of grad[x] * rows[r][x + j], where
+/// the taps j of a row fill W vectors. No sum crosses lanes, so narrow images cost no more.
+template <int R, int W, typename A>
+void tap_lanes(const A* grad, const A* const* rows, int64_t width, A* held) {
+    constexpr int L = kLanes<A>;
+    Vector<A> sum[R][W];
+    memcpy(sum, held, sizeof(sum));
+    for (int64_t x = 0; x < width; ++x)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int w = 0; w < W; ++w)
+                sum[r][w] += grad[x] * load_lanes<Vector<A>>(rows[r] + x + w * L);
+    memcpy(held, sum, sizeof(sum));
+}
+
+/// The sums of a part where taps are in lanes: in A for up to kChain columns, then in double.
+template <int W, typename T>
+class TapLanes {
+    using A = Acc<T>;
+    static constexpr int64_t kChain = 256, kPitch = W * kLanes<A>;
+    static constexpr int kRows = W > 2 ? 2 : 4;
+    const int64_t kh_, kw_;
+    int64_t columns_ = 0;
+    std::vector<A> held_;
+    double* const sums_;
+
+    template <int R>
+    void rows_from(const A* grad, const Ring<T>& rows, int64_t i, int64_t x, int64_t count) {
+        const A* some[R];
+        for (int r = 0; r < R; ++r) some[r] = rows[i + r] + x;
+        tap_lanes<R, W>(grad, some, count, &held_[i * kPitch]);
+    }
+
+  public:
+    TapLanes(const Convolve2dParams& p, double* sums)
+        : kh_(p.kh), kw_(p.kw), held_(p.kh * kPitch), sums_(sums) {}
+
+    void add(const A* grad, const Ring<T>& rows, int64_t width) {
+        for (int64_t x = 0; x < width; x += kChain) {
+            const int64_t count = std::min(width - x, kChain);
+            if (columns_ + count > kChain) flush();
+            columns_ += count;
+            int64_t i = 0;
+            for (; i + kRows <= kh_; i += kRows) rows_from<kRows>(grad + x, rows, i, x, count);
+            // Not one by one: sums of one row wait for each other.
+            if (kh_ - i == 3) rows_from<3>(grad + x, rows, i, x, count);
+            if (kh_ - i == 2) rows_from<2>(grad + x, rows, i, x, count);
+            if (kh_ - i == 1) rows_from<1>(grad + x, rows, i, x, count);
+        }
+    }
+    void flush() {
+        for (int64_t i = 0; i < kh_; ++i)
+            for (int64_t j = 0; j < kw_; ++j) sums_[i * kw_ + j] += held_[i * kPitch + j];
+        std::fill(held_.begin(), held_.end(), A(0));
+        columns_ = 0;
+    }
+};
+
+/// As TapLanes, with columns in lanes.
+template <typename T>
+struct ColumnLanes {
+    const Convolve2dParams& p;
+    double* const sums;
+
+    void add(const Acc<T>* grad, const Ring<T>& rows, int64_t width) {
+        for (int64_t i = 0; i < p.kh; ++i) {
+            int64_t j = 0;
+            for (; j + 4 <= p.kw; j += 4) dots<4>(grad, rows[i] + j, width, &sums[i * p.kw + j]);
+            for (; j < p.kw; ++j) dots<1>(grad, rows[i] + j, width, &sums[i * p.kw + j]);
+        }
+    }
+    void flush() {}
+};
+
+/// Calls `body` with what sums up a part's rows most quickly: taps in lanes where they fill enough
+/// of a vector, or columns are few.
+template <typename T, typename Body>
+void with_sums(const Convolve2dParams& p, double* sums, const Body& body) {
+    constexpr int64_t L = kLanes<Acc<T>>;
+    const int64_t vectors = ceil_div(p.kw, L);
+    const bool many = 2 * p.kw >= L || p.OW < 4 * L;
+    if (vectors > 4 || !many) return body(ColumnLanes<T>{p, sums});
+    if (vectors == 1) return body(TapLanes<1, T>(p, sums));
+    if (vectors == 2) return body(TapLanes<2, T>(p, sums));
+    body(TapLanes<4, T>(p, sums));
+}
+
 template <typename T>
 void gradient_parts(const Convolve2dParams& p, int64_t begin, int64_t end) {
     using A = Acc<T>;
@@ -186,23 +274,21 @@ void gradient_parts(const Convolve2dParams& p, int64_t begin, int64_t end) {
         const int64_t first = g * all + all / p.splits * s + std::min(all % p.splits, s);
         const int64_t count = all / p.splits + (s < all % p.splits);
         std::fill(sums.begin(), sums.end(), 0);
-        for (int64_t x = 0; x < p.OW; x += kStrip) {
-            const int64_t width = std::min(p.OW - x, kStrip);
-            Ring<T> rows(p, x, width);
-            for (int64_t row = first; row < first + count; ++row) {
-                const int64_t n = row / p.OH, y = row % p.OH;
-                rows.move_to(n, y);
-                gather(static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0] +
-                           y * p.grad_out_stride[1] + x * p.grad_out_stride[2],
-                       p.grad_out_stride[2], width, grad);
-                for (int64_t i = 0; i < p.kh; ++i) {
-                    int64_t j = 0;
-                    for (; j + 4 <= p.kw; j += 4)
-                        dots<4, A>(grad, rows[i] + j, width, &sums[i * p.kw + j]);
-                    for (; j < p.kw; ++j) dots<1, A>(grad, rows[i] + j, width, &sums[i * p.kw + j]);
+        with_sums<T>(p, sums.data(), [&](auto way) {
+            for (int64_t x = 0; x < p.OW; x += kStrip) {
+                const int64_t width = std::min(p.OW - x, kStrip);
+                Ring<T> rows(p, x, width);
+                for (int64_t row = first; row < first + count; ++row) {
+                    const int64_t n = row / p.OH, y = row % p.OH;
+                    rows.move_to(n, y);
+                    gather(static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0] +
+                               y * p.grad_out_stride[1] + x * p.grad_out_stride[2],
+                           p.grad_out_stride[2], width, grad);
+                    way.add(grad, rows, width);
                 }
             }
-        }
+            way.flush();
+        });
         // From the order of correlation to that of the kernel, which is the reverse.
         A* partial = static_cast<A*>(p.partial) + part * p.kh * p.kw;
         std::copy(sums.rbegin(), sums.rend(), partial);
