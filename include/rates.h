@@ -66,7 +66,7 @@ struct CpuRates {
         int64_t fair = 1 << 16;   // work that is worth handing to a thread
     } grid_sample;
     struct Lut3d {
-        double entry = 2, pixel_more = 30;  // a thousand: entries copied, pixels without a copy
+        double entry = 3, pixel_more = 45;  // a thousand: entries copied, pixels without a copy
         int64_t few = 32;                   // pixels that need none in any case
     } lut3d;
 };
