@@ -47,20 +47,37 @@ OCTET_KERNEL void convolve2d_sum_cpu(const Convolve2dParams* p, int64_t begin, i
 constexpr int kTileRows = 32, kTileColumns = 64;  // of output, to a CUDA block at a time
 constexpr int kChunk = 16;                        // taps along an axis that are held at a time
 
+constexpr int kStripTaps = 16;   // columns of taps that strips.rest.cu is compiled for
 constexpr int kBandsChunk = 32;  // the same of kernel_gradient_bands.rest.cu
 
 /// What kernels of more taps need on a GPU: include/torch/rest.h. Null, or the error's text.
 struct Convolve2dRest {
-    const char* (*forward)(const Convolve2dParams* p, void* stream);
+    const char* (*strips)(const Convolve2dParams* p, void* stream);
+    const char* (*bands)(const Convolve2dParams* p, void* stream);
     const char* (*parts)(const Convolve2dParams* p, void* stream);
 };
+OCTET_KERNEL const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
 
+/// Whether multiply-adds in strips are quicker than those of forward.cu and than tensor cores.
+/// Measured on an H200, 271 cases at random beside both: in float32 wherever forward.cu has no
+/// kernel of that size, with few taps from half a million pixels on. Tiles of 16-bit images are
+/// slower to fill, which pays from 14 million products on, and tensor cores have less to do for
+/// these.
+inline bool convolve2d_by_strips(const Convolve2dParams& p) {
+    const int64_t taps = p.kh * p.kw;
+    const bool square = p.kh == p.kw && p.kw % 2 == 1 && p.kw <= 9;
+    if (p.dtype == DType::kDouble || p.kw > kStripTaps || square) return false;
+    const double pixels = double(p.N) * p.OH * p.OW;
+    if (p.dtype == DType::kFloat) return taps >= 8 || (taps > 1 && pixels > 5e5);
+    const bool beside_bands = p.kw <= 8 || (p.kw <= 14 && taps <= 170);
+    return taps >= 16 && p.OW > 32 && pixels * taps > 1.4e7 && beside_bands;
+}
 /// Whether tensor cores are quicker than multiply-adds. Measured on an H200, 2048 x 2048 in
 /// float32: a row of taps costs them 2.5 us for each 24 columns, whether these are taps or not, and
-/// their tiles 38 us in all; multiply-adds cost 0.45 us a tap, 0.15 us where the compiler knows the
-/// size, which is up to 9 x 9.
+/// their tiles 38 us in all; multiply-adds of forward.cu cost 0.45 us a tap where the compiler does
+/// not know the size.
 inline bool convolve2d_by_bands(const Convolve2dParams& p) {
     return p.dtype != DType::kDouble && p.kh * p.kw > 81 && p.kw > 4;
 }

@@ -44,7 +44,8 @@ inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stre
              "rows are no whole words, and too few or too far apart for tiles");
         return wide::launch<Cell, T, 1>(p, stream);
     }
-    told("tiles in shared memory", "rows are no whole words: runs of points are moved as such");
+    told("tiles in shared memory",
+         "the rows of a run of points are moved together, as whole words");
     if constexpr (sizeof(T) < 8)
         if (sums)
             return E == 2 ? tiles::launch_sums<Cell, Stored<T>, 2>(p, tiling, stream)

@@ -22,6 +22,8 @@ struct GpuRates {
         double least = 200;       // where scattered points would take so long
         int64_t cache = 100000;   // bytes
         float near = 12, far = 32;  // sectors that 32 points lie in, coherent and scattered ones
+        double large = 50;          // MB of the L2 cache; and so much
+        double missed = 20;  // a million rows take more, where it holds none: from one of 500 MB
     } grid_sample;
     struct GridSampleGradients {
         double stream = 2.2, sectors = 3.7;  // MB of a pass, and of sectors that points need: each
@@ -64,7 +66,7 @@ struct CpuRates {
         int64_t fair = 1 << 16;   // work that is worth handing to a thread
     } grid_sample;
     struct Lut3d {
-        double entry = 2, pixel_more = 30;  // a thousand: entries copied, pixels without a copy
+        double entry = 3, pixel_more = 45;  // a thousand: entries copied, pixels without a copy
         int64_t few = 32;                   // pixels that need none in any case
     } lut3d;
 };

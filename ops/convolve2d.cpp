@@ -119,9 +119,15 @@ void tell(const char* what, bool bands) {
 /// The sum, to `out`.
 void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
-    const bool bands = on_tensor_cores(convolve2d_by_bands(p), out);
-    if (!out.is_cpu()) tell("kernel", bands);
-    if (bands) on_cuda = rest_of<Convolve2dRest>(kName)->forward;
+    const bool strips = on_cuda && !out.is_cpu() && convolve2d_by_strips(p);
+    const bool bands = !strips && on_tensor_cores(convolve2d_by_bands(p), out);
+    if (strips)
+        tell_choice(kName, "kernel", "multiply-adds in strips",
+                    "up to 16 columns of taps, and pixels enough to fill strips");
+    else if (!out.is_cpu())
+        tell("kernel", bands);
+    if (strips) on_cuda = rest_of<Convolve2dRest>(kName)->strips;
+    if (bands) on_cuda = rest_of<Convolve2dRest>(kName)->bands;
     launch(kName, out, p, p.N * p.OH, rows_grain(p), convolve2d_cpu, on_cuda);
 }
 

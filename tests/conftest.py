@@ -13,6 +13,7 @@ from pathlib import Path
 import compiler
 import pytest
 import ranks
+import standby
 import torch
 import warm
 
@@ -150,6 +151,7 @@ def shared_folder(tmp_path_factory, config) -> Path:
 def compilers(tmp_path_factory, pytestconfig):
     """What checkouts compile with, the same for all workers of a session."""
     base = shared_folder(tmp_path_factory, pytestconfig)
+    os.environ["OCTET_STANDBY"] = str(standby.install(base / "standby"))
     os.environ["OCTET_COMPILERS"] = str(compiler.install(base / "compilers"))
     put_bytecode(base / "bytecode")
 
@@ -255,6 +257,7 @@ class Checkout:
             env["PATH"] = f"{compilers}/bin:{env['PATH']}"
             if "TORCH_CUDA_ARCH_LIST" in changes and os.path.exists(f"{compilers}/cuda/nvcc"):
                 env["PYTORCH_NVCC"] = f"{compilers}/cuda/nvcc"
+                env["NVCC_APPEND_FLAGS"] = "-Xcicc -O1 -Xptxas -O1"  # nothing here runs it
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env

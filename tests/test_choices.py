@@ -66,6 +66,7 @@ def test_an_operator_with_one_way_says_so():
 def test_nobody_hears_once_a_call_is_explained_or_has_failed():
     with pytest.raises(RuntimeError, match="lut must"):
         loader.explain(loader.apply_lut3d, torch.rand(4, 4, 3), LUT[0])
+    loader.grid_sample(torch.rand(1, 1, 4, 4), torch.rand(1, 2, 2, 2))
     asked = [library for library in choices.libraries() if hasattr(library, "octet_tell_choices")]
     assert len(asked) >= 2
     with choices.LISTENERS.heard() as found:

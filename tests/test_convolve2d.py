@@ -184,7 +184,7 @@ def test_kernel_far_larger_than_the_image(device):
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 # A band of a row's taps: partly used, full, of the wider kind, in two turns; more rows than at once.
-@pytest.mark.parametrize("kernel", [(11, 11), (25, 25), (3, 41), (12, 50), (45, 8)], ids=str)
+@pytest.mark.parametrize("kernel", [(11, 11), (25, 25), (3, 41), (12, 50), (45, 18)], ids=str)
 def test_wide_kernels_on_tensor_cores(kernel, dtype):
     """Images of one tile and of several, and small ones of which a tile has four."""
     for shape in ((70, 139), (3, 29, 28), (5, 9, 40)):
@@ -195,15 +195,30 @@ def test_wide_kernels_on_tensor_cores(kernel, dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("kernel", [(15, 15), (25, 25)], ids=str)  # CUDA cores, tensor cores
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
-def test_tensor_cores_take_numbers_of_any_size(scale):
+def test_numbers_of_any_size(scale, kernel):
     """Within rounding of what is largest; small numbers beside far larger ones keep their digits."""
-    image, taps = sample((100, 130), (15, 15), "cuda")
+    image, taps = sample((100, 130), kernel, "cuda")
     ours = convolve2d(image * scale, taps) / scale
-    assert_close(ours, convolve2d(image, taps), rtol=0, atol=225 * 2.0**-23)
+    assert_close(ours, convolve2d(image, taps), rtol=0, atol=taps.numel() * 2.0**-23)
     image[:, 60:] *= 2.0**-24
-    exact = convolve2d(image.double(), taps.double())[:, 70:]
-    assert_close(convolve2d(image, taps)[:, 70:].double(), exact, rtol=0, atol=225 * 2.0**-47)
+    exact = convolve2d(image.double(), taps.double())[:, 75:]
+    off = taps.numel() * 2.0**-47
+    assert_close(convolve2d(image, taps)[:, 75:].double(), exact, rtol=0, atol=off)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+# One column and the most; more rows than at once; warps below each other, and sharing rows of taps.
+@pytest.mark.parametrize("kernel", [(12, 1), (3, 16), (40, 13), (70, 6)], ids=str)
+def test_strips_of_any_kernel(kernel, dtype):
+    """Tiles of 32 and of 64 columns, one and many, ends of rows on and off words."""
+    for shape in ((70, 139), (3, 29, 28), (300, 1000)):
+        for boundary in BOUNDARIES:
+            check(*sample(shape, kernel, "cuda", dtype), "same", boundary)
+    image, taps = sample((2, 64, 67), kernel, "cuda", dtype)
+    check(image.transpose(1, 2).contiguous().transpose(1, 2), taps.t().contiguous().t(), "full")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -524,10 +524,12 @@ def mostly_close(ours, theirs, pixels):
 )
 def test_ways_on_a_gpu(mode, dims, dtype):
     """Few channels and several in each layout, rows exchanged, grids that are apart or of float32,
-    points exactly at borders and far beyond; few points, and so many that other kernels serve them.
+    points exactly at borders and far beyond; few points, also of so many channels that threads share
+    a point, and so many that other kernels serve them.
     """
     work = torch.promote_types(dtype, torch.float32)
-    for C, padding, wide in itertools.product((1, 3, 4, 6), PADDINGS, (40, 2400)):
+    sizes = [*itertools.product((1, 3, 4, 6), (40, 2400)), (20, 40), (69, 40)]
+    for (C, wide), padding in itertools.product(sizes, PADDINGS):
         points = (37, wide) if dims == 2 else (4, 9, wide)
         input, grid = sample((2, C, 21, 19, 23)[: 2 + dims], points, "cuda", dtype, reach=1.6)
         ends = torch.tensor([1.0, -1.0, 3.0, -3.0, 0.0], device="cuda").to(grid)

@@ -89,18 +89,21 @@ def test_a_failure_is_noted_and_not_tried_again(built, tmp_path):
 
 
 def test_a_process_that_ends_while_it_is_built_says_nothing(built, tmp_path):
-    wrapper = tmp_path / "lingering-c++"
-    wrapper.write_text('#!/bin/sh\nc++ "$@" || exit\ncase "$*" in *node.cpp*) sleep 60;; esac\n')
+    wrapper, lingers = tmp_path / "lingering-c++", tmp_path / "lingers"
+    wrapper.write_text(
+        f'#!/bin/sh\nc++ "$@" || exit\ncase "$*" in *node.cpp*) echo > "{lingers}"; sleep 60;; esac\n'
+    )
     wrapper.chmod(0o755)
     assert built.run("import loader; loader.build()", CXX=wrapper).returncode == 0
     before = built.entries()
     code = CALL + (
+        "import os\n"
         "called(300)\n"
-        "end = time.time() + 60\n"
-        "work = loader._session.store.path.parent / 'work'\n"
-        "while not [*work.glob('node.*/.*.o')] and time.time() < end: time.sleep(0.01)\n"
+        "end = time.time() + 200\n"
+        f"while not os.path.exists('{lingers}') and time.time() < end: time.sleep(0.01)\n"
     )
     assert said(built.run(code, CXX=wrapper)) == []
+    assert lingers.exists()
     assert built.entries() == before and not any("node" in entry for entry in before)
 
 

@@ -70,7 +70,8 @@ def let_in_comments(process: Living, group: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def square(tmp_path_factory):
-    process = living(tmp_path_factory.mktemp("square"), "square")
+    # What stands by is a process of its own here, as a user's is; elsewhere see standby.py.
+    process = living(tmp_path_factory.mktemp("square"), "square", OCTET_STANDBY=None)
     process("import torch; x = torch.arange(4.); f = loader.square; f(x)")
     process("print(loader.reload())")
     yield process

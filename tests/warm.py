@@ -10,7 +10,9 @@ Two things it is not. What a program reads when it is started, such as LD_PRELOA
 
 import atexit
 import contextlib
+import fcntl
 import gc
+import inspect
 import json
 import os
 import select
@@ -22,13 +24,13 @@ import threading
 import time
 from pathlib import Path
 
+import standby
+
 # Hundreds of processes run the same sources.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 FLAGS = ["-W", "error::UserWarning"]
-READ_AT_START = ("LD_", "PYTHON", "OMP_", "MKL_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TORCH_")
-TAKEN_OVER = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_CUDA_ARCH_LIST")
 
 
 class WarmProcess:
@@ -115,7 +117,7 @@ class WarmPython:
         changed = {k for k in both if self._environment.get(k) != environment.get(k)}
         if "OMP_NUM_THREADS" in changed and "OMP_NUM_THREADS" not in environment:
             return False
-        return not any(k.startswith(READ_AT_START) and k not in TAKEN_OVER for k in changed)
+        return not any(map(standby.is_read_at_start, changed))
 
     def start(
         self, code: str, cwd: Path, env: dict, start_new_session: bool, stdin: int = 0
@@ -133,6 +135,7 @@ class WarmPython:
         os.close(their_out)
         os.close(their_err)
         task = {"code": code, "cwd": str(cwd), "env": env, "session": start_new_session}
+        task["numbers"] = [0, 1, 2]
         channel.sendall(json.dumps(task).encode() + b"\n")
         return WarmProcess(code, channel, out, err)
 
@@ -169,8 +172,38 @@ def serve(number: int) -> None:
             os.close(descriptor)
 
 
-def keep(number: int, *streams: int) -> None:
-    """Fork the child, say its number, wait for it and say its status."""
+def stand_by(listening: int, session: int) -> None:
+    """Have imported what a process that stands by for trials does, and fork one for whoever asks.
+
+    That is standby.py, in the place of such a process; end when the process `session` does.
+    """
+    import torch
+    import torch._dynamo.config
+    import torch.fx.experimental.symbolic_shapes
+
+    inspect.getmodule(sys._getframe())
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    requests, end = socket.socket(fileno=listening), os.pidfd_open(session)
+    while end not in select.select([requests, end], [], [])[0]:
+        channel, _ = requests.accept()
+        _, given, *_ = socket.recv_fds(channel, 1, 64)
+        assert not torch.cuda.is_initialized()
+        if os.fork() == 0:
+            requests.close()
+            os.close(end)
+            keep(channel.detach(), *given, by_its_asker=True)
+        channel.close()
+        for descriptor in given:
+            os.close(descriptor)
+    os._exit(0)
+
+
+def keep(number: int, *given: int, by_its_asker: bool = False) -> None:
+    """Fork the child, say its number, wait for it and say its status.
+
+    `by_its_asker`: it ends when whoever asked for it does, who needs no number.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     channel = socket.socket(fileno=number)
     with channel.makefile("r") as asked:
@@ -178,22 +211,31 @@ def keep(number: int, *streams: int) -> None:
     pid = os.fork()
     if pid == 0:
         channel.close()
-        live(task, streams)
-    for descriptor in streams:
+        live(task, given)
+    for descriptor in given:
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):
-        channel.send(b"%9d" % pid)
+        if not by_its_asker:
+            channel.send(b"%9d" % pid)
+        elif channel in select.select([channel, os.pidfd_open(pid)], [], [])[0]:
+            for kill in (os.kill, os.killpg):  # it may not have a group of its own yet
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
         channel.send(b"%9d" % os.waitpid(pid, 0)[1])
     os._exit(0)
 
 
-def live(task: dict, streams: tuple[int, ...]) -> None:
+def live(task: dict, given: tuple[int, ...]) -> None:
     """Be `python -c` from its first line to its end."""
     if task["session"]:
         os.setsid()
-    for at, descriptor in enumerate(streams):
-        os.dup2(descriptor, at)
+    # Those given may have numbers that others are to get.
+    away = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 512) for descriptor in given]
+    for descriptor in given:
+        os.close(descriptor)
+    for number, descriptor in zip(task["numbers"], away, strict=True):
+        os.dup2(descriptor, number)
         os.close(descriptor)
     os.chdir(task["cwd"])
     threads = os.environ.get("OMP_NUM_THREADS")
@@ -205,7 +247,10 @@ def live(task: dict, streams: tuple[int, ...]) -> None:
     main = sys.modules["__main__"].__dict__
     for name in ("sys", "warm"):
         main.pop(name, None)
-    sys.modules.pop("warm", None)
+    for name in ("warm", "standby"):
+        sys.modules.pop(name, None)
+    if program := os.environ.get("OCTET_STANDBY"):
+        standby.take_over(program)
     status = 0
     try:
         exec(compile(task["code"], "<string>", "exec", dont_inherit=True), main)

@@ -137,7 +137,7 @@ def explained(function: Callable, args: tuple[Any, ...], named: dict[str, Any]) 
         model = us_text(costs.get(choice.taken, math.nan))
         table.rows.append((*head, choice.taken, model, choice.why))
         for name, us in choice.ways:
-            if name != choice.taken:
+            if name != choice.taken and not math.isnan(us):
                 table.rows.append(("", "", f"not {name}", us_text(us), ""))
     if not found:
         table.rows.append((getattr(function, "__name__", "?"), "none", "", "", _NONE))

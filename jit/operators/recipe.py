@@ -28,7 +28,7 @@ _TELL_RESOURCES = ["-Xptxas", "-v"]
 _NO_SPECIAL_FUNCTIONS = ["-include", "limits", "-D_GLIBCXX_BITS_SPECFUN_H"]
 # Where an operator has files in kernels/, its loops are there, and ops/X.cpp checks and allocates:
 # without -march=native, with which torch's headers have those of all vector instructions, and with
-# this it takes little more than half as long.
+# this it takes little more than half as long. Nor are there loops in node.cpp.
 _GLUE = "-O1"
 
 
@@ -155,7 +155,7 @@ class OperatorRecipe:
             command += found.cuda(self.unit, includes, own)
         else:
             cflags = toolchain.cflags
-            if source.startswith("ops/") and len(self._all) > 1:
+            if source.startswith("jit/") or (source.startswith("ops/") and len(self._all) > 1):
                 cflags = (*(flag for flag in cflags if flag != NATIVE), _GLUE)
             own = [*cflags, *levels.flags(level), *found.quicker, *define]
             command = toolchain.command("CXX")

@@ -183,15 +183,25 @@ void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end
         using A = decltype(work);
         A* table = static_cast<A*>(p->table);
         dispatch(p->lut_dtype, [&](auto element) {
-            const auto* const lut = static_cast<const decltype(element)*>(p->lut);
+            using T = decltype(element);
+            const T* const lut = static_cast<const T*>(p->lut);
             const int64_t *stride = p->lut_stride, S = p->S;
             const bool dense =
                 stride[3] == 1 && stride[2] == 3 && stride[1] == 3 * S && stride[0] == 3 * S * S;
-            for (int64_t i = begin; i < end; ++i) {
-                const auto* const from = lut + (dense ? 3 * i : lut_offset(*p, i));
-                const int64_t step = dense ? 1 : stride[3];
-                for (int c = 0; c < 3; ++c) table[4 * i + c] = A(load(from[c * step]));
-                table[4 * i + 3] = 0;
+            Acc<T> run[3 * kBlock];
+            for (int64_t i = begin; i < end; i += kBlock) {
+                const int64_t count = std::min(kBlock, end - i);
+                if (dense)
+                    load_run(lut + 3 * i, 3 * count, run);
+                else
+                    for (int64_t k = 0; k < count; ++k)
+                        for (int c = 0; c < 3; ++c)
+                            run[3 * k + c] = load(lut[lut_offset(*p, i + k) + c * stride[3]]);
+                for (int64_t k = 0; k < count; ++k) {
+                    A* const to = table + 4 * (i + k);
+                    for (int c = 0; c < 3; ++c) to[c] = A(run[3 * k + c]);
+                    to[3] = 0;
+                }
             }
         });
     });

@@ -13,7 +13,8 @@
 // 5, 7 or 9 taps square (3 or 5 for the gradient to the kernel) the compiler knows the size,
 // unrolls all loops and keeps taps and sums in registers; tiles then start on words of four
 // elements of the input. For any other kernel 16 x 16 taps at a time pass through shared
-// memory, in float64; in other types kernels beyond 9 taps go to bands.rest.cu.
+// memory. Kernels of more taps, but for float64, go to strips.rest.cu or bands.rest.cu instead:
+// convolve2d_by_strips(), convolve2d_by_bands().
 //
 // No atomics. The gradient to the kernel is summed over a fixed partition of the tiles (`partial`)
 // and then over the parts, so each run gives the same bits. What lies in a tile but belongs to no

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
                 if (bits != 0) {
                     const int base = cell.base + int(side) * job.sums.step[2];
                     Vector<T, V> value[K];
-                    if (p.grad_grid) {
+                    if (job.reads) {
                         const char* at = in + c0 * int(sizeof(T)) + int64_t(base) * job.input.unit;
 #pragma unroll
                         for (int k = 0; k < K; ++k) {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
 #pragma unroll
                             for (int j = 0; j < V; ++j) sum[k][j] += along * weight[k] * grad[j];
                     }
-                    if (p.grad_grid) {
+                    if (job.reads) {
                         float dot[K] = {};
 #pragma unroll
                         for (int k = 0; k < K; ++k)
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
                         cell.column_slopes(dot, weight, along, side, grad_grid);
                     }
                 }
-                if (!p.grad_grid) continue;
+                if (!job.reads) continue;
 #pragma unroll
                 for (int d = 0; d < D; ++d) {
                     for (int m = 1; m < lanes; m *= 2)
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
 #pragma unroll
                 for (int d = 0; d < D; ++d)
                     store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d,
-                             own.moved(d, p) * own_grad[d]);
+                             job.reads ? own.moved(d, p) * own_grad[d] : 0);
         }
         if (p.grad_input) flush();
     }
@@ -211,6 +211,7 @@ __global__ void __launch_bounds__(kThreads)
     constexpr uint32_t kBits = (1u << 2 * D) - 1;
     const Runs runs(cell.base, cell.flags & kBits, job.input.step[2]);
     const bool alone = at.lanes == 1;  // threads that share a point have no neighbours to add to
+    // Has kernels of its own; but without the test this one needs more registers.
     const bool nearest = p.interpolation == Interpolation::kNearest;
     A weight[K], dot[K] = {};
     cell.weights(weight);
@@ -281,28 +282,74 @@ __global__ void __launch_bounds__(kThreads)
     store_grad_grid<D>(job, at, grad_grid);
 }
 
-/// The gradient to the grid alone: a thread to a point, C channels, with C = 4 all of them, four at
-/// a time.
-template <typename T, int D, int C, Narrow kLayout>
+/// Nearest, V = 1: a thread to a point, whose gradient goes to one pixel. Neighbouring points of
+/// the same pixel add up within the warp first.
+template <typename T, int D, int U>
+__global__ void __launch_bounds__(kThreads)
+    nearest_backward(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    const int i = at.inside ? at.i : job.count - 1;
+    const Cell<A, D> cell =
+        cell_of<true>(job, job.sums, Coordinates<A, D>(job, grid_of(job, at.b), i));
+    const bool valid = at.inside && cell.valid(0), alone = at.lanes == 1;
+    const Runs runs(cell.base, valid, job.sums.step[2]);
+    const bool longer = alone && runs.reach > 1, mine = valid && (!alone || runs.head);
+    const int C = int(p.C), size = element_size(job.sum_dtype);
+    const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                        p.grad_out_points.at(job.first + i);
+    char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
+                     int64_t(cell.base) * job.sums.unit;
+#pragma unroll 1
+    for (int c0 = at.lane; c0 - at.lane < C; c0 += U * at.lanes) {
+        A grad[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const int c = c0 + u * at.lanes;
+            grad[u] = c < C && at.inside ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
+                                         : A(0);
+        }
+        if (longer) runs.sum(grad);
+#pragma unroll
+        for (int u = 0; u < U; ++u)
+            if (const int c = c0 + u * at.lanes; mine && c < C)
+                add_one<T>(job.sum_dtype, to + c * p.grad_input_stride[1] * size, grad[u]);
+    }
+    if (!p.grad_grid) return;
+    A none[D] = {};
+    store_grad_grid<D>(job, at, none);
+}
+
+/// The gradient to the grid alone: a thread to a point, or several where kShared, C channels, with
+/// C = 4 all of them, four at a time.
+template <typename T, int D, int C, Narrow kLayout, bool kShared>
 __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
     grid_backward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= job.count) return;
+    const int lanes_log2 = kShared ? job.lanes_log2 : 0;
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, in_warp = threadIdx.x % 32;
+    const int lane = in_warp >> (5 - lanes_log2), own = kShared ? lane * C : 0;
+    const int q =
+        kShared ? (thread >> 5 << (5 - lanes_log2)) + (in_warp & ((32 >> lanes_log2) - 1)) : thread;
+    if (!kShared && q >= job.count) return;
+    const int i = kShared ? min(q, job.count - 1) : q;
     const int64_t b = job.image + blockIdx.y;
     const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
     const Cell<float, D> cell = cell_of<true>(job, job.input, coordinates);
     const int64_t c_step =
         kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
     const char* first = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T)) +
-                        int64_t(cell.base) * job.input.unit;
+                        int64_t(cell.base) * job.input.unit + own * c_step;
     const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0] +
-                        p.grad_out_points.at(job.first + i);
+                        own * p.grad_out_stride[1] + p.grad_out_points.at(job.first + i);
     float dot[K] = {}, slope[D];
 #pragma unroll 1
-    for (int left = C == 4 ? int(p.C) : C; left > 0; left -= C, first += C * c_step) {
+    for (int left = C == 4 ? int(p.C) - own : C; left > 0;
+         left -= C << lanes_log2, first += (C << lanes_log2) * c_step) {
         Pixels<T, D, C, kLayout> pixels;
         pixels.read(job, cell, first, c_step, left);
 #pragma unroll
@@ -312,32 +359,50 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
 #pragma unroll
             for (int k = 0; k < K; ++k) dot[k] += grad * pixels.value(k, c, p.dtype);
         }
+        if (kShared) grad_out += ((C << lanes_log2) - C) * p.grad_out_stride[1];
     }
     cell.slopes(dot, slope);
 #pragma unroll
-    for (int d = 0; d < D; ++d)
-        store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d,
-                 cell.moved(d, p) * slope[d]);
+    for (int d = 0; d < D; ++d) {
+        float sum = cell.moved(d, p) * slope[d];
+        if (kShared)
+            for (int m = 32 >> lanes_log2; m < 32; m *= 2) sum += __shfl_xor_sync(kAll, sum, m);
+        if (!kShared || (lane == 0 && q < job.count))
+            store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d, sum);
+    }
 }
 
 template <typename T, int D>
 const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
-    const auto launch = [&](auto kernel) { return launch_points(kernel, job, 32, stream); };
-    if (job.narrow == Narrow::kLast) return launch(grid_backward<T, D, 4, Narrow::kLast>);
-    return job.p.C == 1 ? launch(grid_backward<T, D, 1, Narrow::kPlanar>)
-                        : launch(grid_backward<T, D, 4, Narrow::kPlanar>);
+    const auto launch = [&](auto kernel) {
+        return launch_points(kernel, job, 32 >> job.lanes_log2, stream);
+    };
+    const bool last = job.narrow == Narrow::kLast;
+    if (job.lanes_log2 > 0)
+        return last ? launch(grid_backward<T, D, 4, Narrow::kLast, true>)
+                    : launch(grid_backward<T, D, 4, Narrow::kPlanar, true>);
+    if (last) return launch(grid_backward<T, D, 4, Narrow::kLast, false>);
+    return job.p.C == 1 ? launch(grid_backward<T, D, 1, Narrow::kPlanar, false>)
+                        : launch(grid_backward<T, D, 4, Narrow::kPlanar, false>);
 }
 
 template <typename T, int V, int D>
 const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
+    if constexpr (V == 4)
+        if (job.alone)
+            return launch_points(grid_backward<T, D, 4, Narrow::kWords, true>, job,
+                                 32 >> job.lanes_log2, stream);
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(backward_kernel<Stored<T>, 1, D, 2>, job, each, stream);
     if constexpr (sizeof(T) < 8)
-        if (!job.p.grad_input && each == 32 && job.narrow != Narrow::kNot)
-            return launch_grid_backward<Stored<T>, D>(job, stream);
+        if (job.alone) return launch_grid_backward<Stored<T>, D>(job, stream);
+    if (job.p.interpolation == Interpolation::kNearest)
+        return launch_points(
+            job.p.C == 1 ? nearest_backward<Stored<T>, D, 1> : nearest_backward<Stored<T>, D, 4>,
+            job, each, stream);
     constexpr int U = D == 2 ? 4 : 2;
     return launch_points(
         job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1> : linear_backward_any<Stored<T>, D, U>,

@@ -86,17 +86,32 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
     const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
     const int64_t c_step =
         kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
-    const int share = C == 4 ? int(ceil_div(p.C, gridDim.z)) : C, begin = blockIdx.z * share;
+    // Of words, whole ones.
+    constexpr int kPart = kLayout == Narrow::kWords ? C : 1;
+    const int share = C == 4 ? int(ceil_div(ceil_div(p.C, kPart), gridDim.z)) * kPart : C;
+    const int begin = blockIdx.z * share;
     int left = C == 4 ? min(share, int(p.C) - begin) : C;
+    if (kLayout == Narrow::kWords && left <= 0) return;
     T* to = static_cast<T*>(p.out) + (b * p.C + begin) * p.P + job.first + i;
     const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
     const char* first = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T)) +
                         begin * c_step + int64_t(cell.base) * job.input.unit;
     if (p.interpolation == Interpolation::kNearest) {
         const bool valid = cell.valid(0);
+        if constexpr (kLayout == Narrow::kWords) {
 #pragma unroll 4
-        for (; left > 0; --left, first += c_step, to += p.P)
-            *to = valid ? load_constant<T, 1>(reinterpret_cast<const T*>(first)).at[0] : T{};
+            for (; left > 0; left -= C, first += C * c_step) {
+                Vector<T, C> value{};
+                if (valid) value = load_constant<T, C>(reinterpret_cast<const T*>(first));
+#pragma unroll
+                for (int c = 0; c < C; ++c, to += p.P)
+                    if (c < left) *to = value.at[c];
+            }
+        } else {
+#pragma unroll 4
+            for (; left > 0; --left, first += c_step, to += p.P)
+                *to = valid ? load_constant<T, 1>(reinterpret_cast<const T*>(first)).at[0] : T{};
+        }
         return;
     }
     float weight[K];
@@ -186,8 +201,9 @@ const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
 template <typename T, int V, int D>
 const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V == 4)
-        if (job.p.C <= 4)
-            return launch_points(narrow_forward<T, D, 4, Narrow::kWords>, job, 32, stream);
+        if (job.words)
+            return launch_points(narrow_forward<T, D, 4, Narrow::kWords>, job, 32, stream,
+                                 0x7fffffff, job.shares);
     if constexpr (V > 1)
         return launch_points(linear_forward<T, V, D>, job, 32, stream, job.processors * 8);
     using S = Stored<T>;
@@ -195,7 +211,8 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.general) return launch_points(wide_forward<S, D>, job, each, stream);
     if constexpr (sizeof(T) < 8)
         if (job.narrow != Narrow::kNot) return launch_narrow_forward<T, D>(job, stream);
-    return launch_points(linear_forward_any<S, D, 4, 1>, job, each, stream);
+    constexpr int U = sizeof(S) == 8 ? 2 : 4;  // registers
+    return launch_points(linear_forward_any<S, D, U, 1>, job, each, stream);
 }
 template <typename T, int V>
 const char* launch_forward(GridSampleJob& job, cudaStream_t stream) {

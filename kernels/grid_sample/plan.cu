@@ -11,6 +11,7 @@
 // and the kernels of one return at once.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cell.cuh"
 #include "general.cuh"
@@ -75,6 +76,9 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     }
     job.lanes_log2 = lanes_log2(p, plan);
     job.narrow = narrow_of(p);
+    job.alone = !job.general && grid_alone(p);
+    job.reads = reads_input(p);
+    job.words = p.C <= 4 || p.interpolation == Interpolation::kNearest || p.B * p.P < kFewRead;
     job.shares = shares_of(p);
 }
 
@@ -171,12 +175,13 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     const char* error = nullptr;
     GridSampleJob job{caller};
     GridSampleParams& p = job.p;
-    if (p.grad_grid && p.interpolation == Interpolation::kNearest) {
-        if ((error = zero(p.grad_grid, p.B * p.P * p.D * element_size(p.grid_dtype), choice,
-                          processors, stream)))
-            return error;
-        p.grad_grid = nullptr;
-        if (!p.grad_input && !is_second(p)) return nullptr;
+    const bool flat = p.grad_grid && p.interpolation == Interpolation::kNearest;
+    const auto zero_grid = [&] {
+        const int64_t bytes = p.B * p.P * p.D * element_size(p.grid_dtype);
+        return zero(std::exchange(p.grad_grid, nullptr), bytes, choice, processors, stream);
+    };
+    if (flat && (!p.grad_input || is_second(p) || plan.fixed)) {
+        if ((error = zero_grid()) || (!p.grad_input && !is_second(p))) return error;
     }
     char* const scratch = static_cast<char*>(p.scratch) + kChoiceBytes;
     const bool bits16 = element_size(p.dtype) == 2;
@@ -198,6 +203,8 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
         if ((error = zero(p.grad_input, bytes, choice, processors, stream))) return error;
     }
     set_points(job, plan);
+    // The kernels for small offsets write these zeros on their way: one launch less.
+    if (flat && p.grad_grid && job.general && (error = zero_grid())) return error;
     if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
         error = p.rest->cubic(job, plan.V, stream);
     else if (!p.grad_out)

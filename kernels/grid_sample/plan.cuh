@@ -102,6 +102,15 @@ bool fits_last(const GridSampleParams& p) {
 
 constexpr int64_t kFewSums = 1 << 17;  // below, kernels' launches decide and not their work
 
+/// Of so few points a warp that takes 32 of them leaves most of a GPU idle: threads then share a
+/// point, or its channels are shared out.
+constexpr int64_t kFewRead = 1 << 15, kFewAdded = 1 << 14;
+
+/// Whether the backward reads the input.
+bool reads_input(const GridSampleParams& p) {
+    return p.grad_grid && p.interpolation != Interpolation::kNearest;
+}
+
 /// `turn`: with the channels last, whatever they are in the input.
 Plan plan_of(const GridSampleParams& p, bool turn) {
     Plan plan;
@@ -115,6 +124,9 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         plan.V = vector_of(p, p.input, p.input_stride);
         plan.copy = turn;
         if (turn) plan.V = size == 2 && p.C > 4 ? 8 : 4;
+        // Those whose kernel has a thread for each point take four at a time.
+        const bool nearest = p.interpolation == Interpolation::kNearest;
+        if (!turn && (nearest || p.B * p.P < kFewRead)) plan.V = std::min(plan.V, 4);
     } else if (second || p.dtype == DType::kDouble) {
         plan.sums = plan.order = size == 2 && p.grad_input;
     } else if (!p.grad_input) {
@@ -126,8 +138,12 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         const bool direct =
             (size == 4 || !dense) && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
         plan.sums = !direct && (turn || (size == 2 && dense));
-        plan.order = plan.sums && (p.C == 1 || p.B * p.P * p.C < kFewSums || !fits_last(p));
-        if (fits_last(p) && (direct || (plan.sums && !plan.order))) {
+        // Where points are few beside pixels, passes over the field cost more than they save.
+        const bool sparse = !turn && p.P * 4 < voxels;
+        plan.order =
+            plan.sums && (p.C == 1 || sparse || p.B * p.P * p.C < kFewSums || !fits_last(p));
+        const bool few = size == 4 && p.B * p.P < kFewAdded;
+        if (fits_last(p) && ((direct && !few) || (plan.sums && !plan.order))) {
             plan.V = p.C > 1 ? 4 : 1;
             int64_t summed[5];  // strides of what is summed to
             std::copy(p.grad_input_stride, p.grad_input_stride + 5, summed);
@@ -135,7 +151,7 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
             const Offsets in_steps = steps_of(p, p.input_stride, 1);
             const Offsets sum_steps = steps_of(p, summed, 1);
             const bool same = std::equal(in_steps.step, in_steps.step + 3, sum_steps.step);
-            plan.copy = p.C > 1 && p.grad_grid && !(last && same);
+            plan.copy = p.C > 1 && reads_input(p) && !(last && same);
         }
     }
     plan.pad = ceil_div(p.C, plan.V) * plan.V;
@@ -160,11 +176,15 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans) {
     const double rows = double(p.B) * p.P * (nearest ? 1 : 1 << (p.D - 1)) * 1e-6;
     const double each =
         pad == 4 ? r.words : r.row + r.row_byte * std::max(2. * pad * size - 32, 0.);
-    const double turned =
-        r.turn + double(p.B) * voxel_count(p) * (p.C + pad) * size * 1e-6 / r.stream + rows * each;
+    const double held = std::max(1., double(p.B) * p.C * voxel_count(p) * size * 1e-6);
+    const double missed = r.missed * std::max(0., 1 - r.large / held);
+    const double turned = r.turn +
+                          double(p.B) * voxel_count(p) * (p.C + pad) * size * 1e-6 / r.stream +
+                          rows * (each + missed);
     const bool last = p.input_stride[1] == 1;
     const double fetched =
-        last ? std::min(r.scattered, r.last + r.last_byte * double(p.C * size)) : r.scattered;
+        last ? std::min(r.scattered, r.last + r.last_byte * double(p.C * size) + missed / p.C)
+             : r.scattered + missed;
     const double coherent = rows * p.C * r.coherent;
     const double scattered = rows * p.C * (field <= r.cache ? r.cached : fetched);
     plans.turning = turned, plans.near = coherent, plans.far = scattered;
@@ -185,6 +205,10 @@ Plans cheapest_gradients(const GridSampleParams& p, Plans plans) {
     constexpr double kStream = r.stream * 1e6, kSectors = r.sectors * 1e6;
     const Plan& turned = plans.turned;
     const bool sums = p.grad_input;
+    if (!sums && p.C * voxel_count(p) * element_size(p.dtype) <= kGpu.grid_sample.cache) {
+        plans.why = "an L1 cache holds the field";
+        return plans;
+    }
     const double points = double(p.B) * p.P, voxels = double(p.B) * voxel_count(p);
     const int size = element_size(p.dtype), rows = 1 << (p.D - 1);
     const double pair = std::max<double>(2.0 * turned.pad * size, 32);
@@ -219,10 +243,28 @@ Plans plans_of(const GridSampleParams& p) {
 
 int64_t bytes_of(const Plan& plan) { return plan.copy_bytes + plan.sum_bytes; }
 
+/// Which of the kernels for few channels at a time fits the layout.
+Narrow narrow_of(const GridSampleParams& p) {
+    if (p.C > 1 && p.input_stride[1] == 1) return Narrow::kLast;
+    return p.size[2] > 1 && p.input_stride[4] == 1 ? Narrow::kPlanar : Narrow::kNot;
+}
+
+/// Whether the kernel for the gradient to the grid alone does the job, in words or not.
+bool grid_alone(const GridSampleParams& p) {
+    return p.grad_grid && !p.grad_input && !is_second(p) && p.dtype != DType::kDouble &&
+           p.interpolation == Interpolation::kLinear && narrow_of(p) != Narrow::kNot &&
+           (vector_of(p, p.input, p.input_stride) < 4 || p.B * p.P < kFewAdded);
+}
+
 /// Threads that share a point.
 int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     const int64_t vectors = ceil_div(p.C, plan.V);
     int log2 = 0;
+    if (grid_alone(p)) {  // its kernel takes four channels at a time
+        const int most = p.input_stride[1] == 1 || p.B * p.P < 2048 ? 5 : 2;
+        while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < 132 * 512) ++log2;
+        return log2;
+    }
     if (plan.V > 1 && p.interpolation != Interpolation::kCubic) {
         while (log2 < 3 && 1 << log2 < vectors) ++log2;
         return log2 + (p.grad_out ? 1 : 0);  // a column of corners each
@@ -230,15 +272,15 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     // As many as fill the GPU. Where channels do not neighbour, lanes read far apart: no more than
     // leave whole sectors to neighbouring points.
     const int most = p.input_stride[1] == 1 || !p.grad_out ? 5 : 2, least = plan.V > 1 ? 2 : 0;
-    while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < 132 * 1024))
+    // Threads that share a point add nothing up before it goes to memory, which is lost time where
+    // points are many beside pixels. Channels last, they share sectors instead.
+    const int64_t voxels = voxel_count(p);
+    const bool crowded = p.input_stride[1] == 1 ? p.P * 4 > voxels * 5 : p.P * 2 > voxels;
+    const bool adds = p.grad_input && p.interpolation != Interpolation::kCubic;
+    const int64_t enough = adds && crowded ? 132 * 256 : 132 * 1024;
+    while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < enough))
         ++log2;
     return log2;
-}
-
-/// Which of the kernels for few channels at a time fits the layout.
-Narrow narrow_of(const GridSampleParams& p) {
-    if (p.C > 1 && p.input_stride[1] == 1) return Narrow::kLast;
-    return p.size[2] > 1 && p.input_stride[4] == 1 ? Narrow::kPlanar : Narrow::kNot;
 }
 
 /// Shares of the channels: as many as fill the GPU.
