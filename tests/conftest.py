@@ -257,7 +257,6 @@ class Checkout:
             env["PATH"] = f"{compilers}/bin:{env['PATH']}"
             if "TORCH_CUDA_ARCH_LIST" in changes and os.path.exists(f"{compilers}/cuda/nvcc"):
                 env["PYTORCH_NVCC"] = f"{compilers}/cuda/nvcc"
-                env["NVCC_APPEND_FLAGS"] = "-Xcicc -O1 -Xptxas -O1"  # nothing here runs it
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env
