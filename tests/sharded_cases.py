@@ -184,7 +184,8 @@ def compiled() -> None:
 
 def refuse(wrong: str, world: int) -> str:
     """Call with a fault that one rank has; what this rank raises."""
-    if (here := mesh(world)) is None:
+    here, two = mesh(world), mesh(2, world // 2)  # made by all ranks, as each has to be
+    if here is None:
         return ""
     rank = dist.get_rank()
     volume, grid, more = torch.ones(1, 2, 6, 5, 4), torch.zeros(1, 1, 1, 9, 3), {}
@@ -213,7 +214,7 @@ def refuse(wrong: str, world: int) -> str:
     if wrong == "no rows":
         volume = volume[:, :, :0]
     if wrong == "two dimensions":
-        here = mesh(2, world // 2)
+        here = two
     if wrong == "no mesh":
         here = dist.group.WORLD
     try:
