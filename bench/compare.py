@@ -16,6 +16,7 @@ MEASURED = {
     *("us", "limit_us", "median", "least", "most", "low", "high", "compile", "runs", "seconds"),
     *("load", "compilers", "eager_us", "graph_us", "kernels_us", "outcomes", "mistakes"),
     *("median_seconds_of_a_good_edit", "bytes_an_edit"),
+    *("busy", "binds", "kernels", "kernel", "share"),
 }
 Entries = dict[tuple, tuple[float, dict[str, float]]]
 
@@ -26,7 +27,9 @@ def entries(record: dict) -> Entries:
     for row in record["rows"]:
         case = tuple((k, json.dumps(v)) for k, v in sorted(row.items()) if k not in MEASURED)
         us = row.get("us")
-        if us is None:
+        if isinstance(us, float):  # `counters`
+            found[case] = us, {}
+        elif us is None:
             time = next((row[k] for k in ("median", "seconds", "graph_us") if k in row), None)
             if time and row.get("who", "loader") == "loader":
                 found[case] = time, {}
