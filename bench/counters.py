@@ -181,10 +181,14 @@ def show(row: dict) -> None:
 
 def table(record: dict) -> str:
     """Return, for each operator and direction, medians of all calls and what binds how many."""
-    seed = f"`python -m loader bench counters --seed {record['seed']}`"
-    told = f"{record['device']}, torch {record['torch']}, {record['date']}"
+    sources = record["sources"].items()
+    command = ["python -m loader bench counters", *record["sources"]]
+    command += [f"--seed {record['seed']} --cases {record['cases']}"]
+    told = f"{record['device']}, torch {record['torch']}, {record['date']}, `{' '.join(command)}`"
+    if changed := [name for name, key in sources if harness.source_key(name) != key]:
+        told += f"; **sources of {', '.join(changed)} have changed since**"
     names = [name for name in PERCENT if any(name in row["busy"] for row in record["rows"])]
-    lines = [f"{told}, {seed}; medians over random cases, in percent of what each unit can do.", ""]
+    lines = [f"{told}; medians over random cases, in percent of what each unit can do.", ""]
     lines += ["| operator | direction | " + " | ".join(names) + " | binds |"]
     lines += ["|---" * (len(names) + 3) + "|"]
     groups: dict[tuple[str, str], list[dict]] = {}

@@ -16,7 +16,6 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import harness
-import loader
 
 sys.path.insert(0, str(harness.ROOT / "examples"))
 
@@ -75,8 +74,7 @@ def table(record: dict) -> str:
 
 def main(arguments: list[str]) -> None:
     """Measure, print and keep."""
-    options = processes.options("data_parallel", 10, "one small batch", arguments)
-    loader.hash_grid_encoding  # noqa: B018  # built once, before there are ranks
-    cases = QUICK if options.quick or options.device == "cpu" else CASES
-    rows = processes.rows(measure, cases, options)
-    harness.finish("data_parallel", "hash_grid_encoding", rows, options)
+    cases = CASES, QUICK
+    processes.main(
+        "data_parallel", "hash_grid_encoding", measure, cases, "one small batch", arguments
+    )

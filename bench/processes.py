@@ -13,17 +13,30 @@ import torch
 import torch.distributed as dist
 
 import harness
+import loader
 
 
-def options(name: str, repeats: int, quick: str, arguments: list[str]) -> argparse.Namespace:
-    """Return what was asked for; ends the program where there are too few GPUs for it."""
-    parser = harness.parser(name, repeats, quick)
+def main(
+    name: str,
+    operator: str,
+    work: Callable[..., dict],
+    cases: tuple[dict[str, tuple], dict[str, tuple]],
+    quick: str,
+    arguments: list[str],
+) -> None:
+    """Measure, print and keep: `cases` in full, and what `--quick` and a CPU do, said by `quick`.
+
+    Ends the program where there are too few GPUs for it.
+    """
+    parser = harness.parser(name, 10, quick)
     parser.add_argument("--ranks", type=int, default=2)
-    found = parser.parse_args(arguments)
-    if found.device == "cuda" and torch.cuda.device_count() < found.ranks:
-        sys.exit(f"{found.ranks} GPUs are needed, {torch.cuda.device_count()} are here")
-    found.begun = time.perf_counter()
-    return found
+    given = parser.parse_args(arguments)
+    if given.device == "cuda" and torch.cuda.device_count() < given.ranks:
+        sys.exit(f"{given.ranks} GPUs are needed, {torch.cuda.device_count()} are here")
+    given.begun = time.perf_counter()
+    getattr(loader, operator)  # built once, before there are ranks
+    chosen = cases[given.quick or given.device == "cpu"]
+    harness.finish(name, operator, rows(work, chosen, given), given)
 
 
 def rows(work: Callable[..., dict], cases: dict[str, tuple], given: argparse.Namespace) -> list:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-import harness
 import loader
 
 CASES = {  # rows, columns, depth; channels; points of each rank
@@ -269,8 +268,5 @@ def table(record: dict) -> str:
 
 def main(arguments: list[str]) -> None:
     """Measure, print and keep."""
-    options = processes.options("sharded", 10, "one small volume", arguments)
-    loader.grid_sample  # noqa: B018  # built once, before there are ranks
-    cases = QUICK if options.quick or options.device == "cpu" else CASES
-    rows = processes.rows(measure, cases, options)
-    harness.finish("sharded", "grid_sample", rows, options)
+    cases = CASES, QUICK
+    processes.main("sharded", "grid_sample", measure, cases, "one small volume", arguments)

@@ -36,8 +36,13 @@ def test_kernels_are_told_apart_by_marks_and_weighted_by_their_time():
 
 def test_the_table_counts_what_binds():
     rows = counters.by_call([CALL, CALL], counters.kernels(TEXT))
-    record = {"rows": rows, "seed": 3, "device": "a GPU", "torch": "2", "date": "today"}
+    record = {"rows": rows, "seed": 3, "cases": 2, "device": "a GPU", "torch": "2"}
+    record |= {"date": "today", "sources": {"square": counters.harness.source_key("square")}}
     text = counters.table(record)
+    assert "`python -m loader bench counters square --seed 3 --cases 2`;" in text
+    assert "changed since" not in text
+    record["sources"] = {"square": "another"}
+    assert "sources of square have changed since" in counters.table(record)
     assert "| `square` | forward | 35 | 90 | DRAM in 1 of 2, latency in 1 of 2 |" in text
 
 
