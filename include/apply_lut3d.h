@@ -58,7 +58,7 @@ struct ApplyLut3dParams {
     void *out, *grad_image;        // (N, 3), contiguous
     void* grad_lut;                // as lut, contiguous
     void* table;  // (entries, 4): lut, contiguous, in the accumulating type; or null
-    void* sums;   // (parts, entries, 4) of the same, whose sum is grad_lut
+    void* sums;   // (parts, entries, 4) of the same, whose sum is grad_lut; CPU: or grad_lut itself
     void* work;   // of the CUDA kernels: apply_lut3d_work() bytes
     PixelLayout image_at, grad_out_at;
     int64_t lut_stride[4];
