@@ -113,6 +113,35 @@ def test_arguments_that_are_given(files):
     assert loader.judge(f"{path}:wrong", f"{path}:theirs", **words).failed == ["values"]
 
 
+LOSES_ITS_GPU = """
+lost = False
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        global lost
+        lost = lost or bool((x < 0).any())
+        if lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return torch.relu(x) * y.sum(-1, keepdim=True)
+"""
+
+
+def test_a_reference_whose_gpu_some_numbers_end_is_asked_anew_without_them(files):
+    """As binary_cross_entropy's for what is no chance: no call after it comes through."""
+    reference = files / "loses.py"
+    reference.write_text(REFERENCE.partition("class Model")[0] + LOSES_ITS_GPU)
+    with reference.open("a") as file:
+        file.write("\n\ndef get_inputs" + REFERENCE.partition("def get_inputs")[2])
+    (files / "right.py").write_text(module(f"return {RIGHT}"))
+    words = {"timed": False, "device": "cpu"}
+    verdict = loader.judge(files / "right.py", reference, **words)
+    assert verdict.accepted, verdict
+    reference.write_text(reference.read_text().replace("lost = False", "lost = True"))
+    with pytest.raises(ValueError, match=r"(?s)the reference raises: .*CUDA error"):
+        loader.judge(files / "right.py", reference, **words)
+
+
 def test_an_operator_has_its_own_reference():
     assert loader.judge(loader.square, timed=False, device="cpu").accepted
     assert loader.judge("add2", timed=False, device="cpu").accepted
