@@ -5,8 +5,8 @@
 ASSETS is the folder docs/assets of https://github.com/anneouyang/KernelBenchLeaderboard: solutions
 of language models to KernelBench's problems, and those. A seed draws `--files` of the solutions,
 each of which is judged against its problem, with its own arguments; `--build` builds them all
-beforehand, for which no GPU is needed. What took longest last time comes first; what is not done `--stop` seconds after the beginning is
-noted as not finished.
+beforehand, for which no GPU is needed. What took longest last time comes first; what is not done
+`--stop` seconds after the beginning is noted as not finished.
 """
 
 import argparse
