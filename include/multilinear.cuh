@@ -53,8 +53,8 @@ inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stre
     return tiles::launch<Cell, T>(p, tiling, stream);
 }
 
-/// Forward where `out` is set, else backward. Two files may each compile kernels for some element
-/// types, so that nvcc works on them side by side: those of 32 and 64 bits, and those of 16.
+/// Forward where `out` is set, else backward. Two files each compile kernels for some element
+/// types: those of 32 and 64 bits, and those of 16, which few calls need.
 template <typename Cell>
 inline const char* multilinear_cuda(const MultilinearParams& p, void* stream) {
     const auto queue = static_cast<cudaStream_t>(stream);
@@ -68,4 +68,3 @@ inline const char* multilinear_16bit_cuda(const MultilinearParams& p, void* stre
     return p.dtype == DType::kHalf ? launch_elements<Cell, Half>(p, queue)
                                    : launch_elements<Cell, BFloat16>(p, queue);
 }
-inline bool is_16bit(DType dtype) { return dtype == DType::kHalf || dtype == DType::kBFloat16; }
