@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "torch/glue.h"
+#include "torch/rest_table.h"
 
 /// In ops/X.cpp: X's table, whose library is loaded first where that is still to do.
 template <typename Table>
