@@ -31,11 +31,10 @@ inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stre
         told("a thread to a point", "up to 8 features, neighbours in memory");
         return narrow::launch<Cell, T>(p, stream);
     }
-    if (wide::fits<T>(p, V) && (!flat || wide::is_flat<T>(p)))
+    const bool few = sums && tiles::are_few<T>(p, K);
+    if (wide::fits<T>(p, V) && !few && (!flat || wide::is_flat<T>(p))) {
         told("words of 16 bytes", "rows are whole numbers of them");
-    if (wide::fits<T>(p, V)) {
-        if (!flat) return wide::launch<Cell, T, V>(p, stream);
-        if (wide::is_flat<T>(p)) return wide::launch_flat<Cell, T>(p, stream);
+        return flat ? wide::launch_flat<Cell, T>(p, stream) : wide::launch<Cell, T, V>(p, stream);
     }
     const int E = sums && wide::fits<T>(p, 2) ? 2 : 1;
     const tiles::Tiling tiling = tiles::plan_of<T, K>(p, E);
