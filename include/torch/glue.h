@@ -239,6 +239,7 @@ inline void launch([[maybe_unused]] const char* op, const Tensor& like, const Pa
                    int64_t count, int64_t grain, void (*on_cpu)(const Params*, int64_t, int64_t),
                    [[maybe_unused]] const char* (*on_cuda)(const Params*, void*)) {
     if (like.is_cpu()) {
+        if (count > 0 && count <= grain) return on_cpu(&p, 0, count);
         torch::stable::parallel_for(0, count, grain,
                                     [&](int64_t begin, int64_t end) { on_cpu(&p, begin, end); });
         return;
