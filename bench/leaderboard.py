@@ -5,12 +5,13 @@
 ASSETS is the folder docs/assets of https://github.com/anneouyang/KernelBenchLeaderboard: solutions
 of language models to KernelBench's problems, and those. A seed draws `--files` of the solutions,
 each of which is judged against its problem, with its own arguments; `--build` builds them all
-beforehand, for which no GPU is needed. What is not done `--stop` seconds after the beginning is
-noted as not finished.
+beforehand, for which no GPU is needed. What took longest last time comes first; what is not done
+`--stop` seconds after the beginning is noted as not finished.
 """
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import random
@@ -26,7 +27,7 @@ from pathlib import Path
 import torch
 
 import loader
-from harness import ROOT, circumstances, keep
+from harness import RESULTS, ROOT, circumstances, keep
 
 _TEXT = 500  # characters of a reason
 
@@ -88,9 +89,19 @@ def row(found: dict, answer: dict) -> dict:
     return kept
 
 
+def longest_first(found: list[dict], device: str) -> list[dict]:
+    """Put first what took longest, or was not done, when results were kept last."""
+    took = {}
+    with contextlib.suppress(OSError):
+        for known in json.loads((RESULTS / f"leaderboard_{device}.json").read_text())["rows"]:
+            took[known["file"]] = known.get("seconds") or 1e9
+    return sorted(found, key=lambda one: -took.get(one["file"].stem, 1e9))
+
+
 def judged(found: list[dict], options: argparse.Namespace) -> list[dict]:
     """Judge them all, so many at once, until time is up."""
-    waiting, rows, workers = collections.deque(found), {}, []
+    waiting = collections.deque(longest_first(found, options.device))
+    rows, workers = {}, []
     end = time.monotonic() + options.stop
     command = [
         sys.executable,

@@ -10,6 +10,11 @@ namespace elementwise {
 constexpr int64_t kRun = 1024;   // elements whose inputs stay in the cache from output to output
 constexpr int64_t kBlock = 256;  // elements that are collected at a time
 constexpr int64_t kAtOnce = 8;  // converted: more are written in parts and read as one, which waits
+// Elements to a register of 32 bytes: where memory decides, those of 64 are slower by a tenth.
+template <typename T>
+constexpr int64_t kChunk = kConverts<T>     ? kAtOnce
+                           : sizeof(T) == 2 ? 16
+                                            : 32 / sizeof(T);
 constexpr int64_t kShort = 16;  // elements of a row that is not worth a loop of its own,
 constexpr int64_t kRows = 256;  // of which so many are gone through column by column
 
@@ -22,6 +27,7 @@ const T* collected(const T* from, int64_t step, int64_t count, T* to) {
     else if (step == 2)  // known to the vectoriser
         for (int64_t i = 0; i < count; ++i) to[i] = from[2 * i];
     else
+#pragma GCC unroll 8
         for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
     return to;
 }
@@ -36,21 +42,75 @@ inline void convert(const T* const* from, int64_t i, int64_t count, T* to,
     store_run(result, count, to + i);
 }
 
+/// Elements [i, i + kChunk<T>) of output M: as many as the compiler knows fill vectors.
+template <typename T, typename Function, int M, size_t... I>
+inline void chunk(const T* const* from, int64_t i, T* __restrict to,
+                  std::index_sequence<I...> all) {
+    if constexpr (kConverts<T>)
+        convert<T, Function, M>(from, i, kChunk<T>, to, all);
+    else
+#pragma omp simd
+        for (int64_t j = i; j < i + kChunk<T>; ++j)
+            to[j] = store<T>(pick<M>(Function()(load(from[I][j])...)));
+}
+
 /// `count` elements of output M, from and to neighbours, which do not overlap.
 template <typename T, typename Function, int M, size_t... I>
 inline void run_dense(const T* const* from, int64_t count, T* __restrict to,
                       std::index_sequence<I...> all) {
-    if constexpr (kConverts<T>) {
-        int64_t i = 0;
-        for (; i + kAtOnce <= count; i += kAtOnce)
-            convert<T, Function, M>(from, i, kAtOnce, to, all);
-        if (i < count && count >= kAtOnce)  // some of them twice
-            convert<T, Function, M>(from, count - kAtOnce, kAtOnce, to, all);
-        else if (i < count)
-            convert<T, Function, M>(from, i, count - i, to, all);
+    int64_t i = 0;
+#pragma GCC unroll 4
+    for (; i + kChunk<T> <= count; i += kChunk<T>) chunk<T, Function, M>(from, i, to, all);
+    if (i < count && count >= kChunk<T>) {  // some of them twice
+        chunk<T, Function, M>(from, count - kChunk<T>, to, all);
+    } else if constexpr (kConverts<T>) {
+        if (i < count) convert<T, Function, M>(from, i, count - i, to, all);
     } else {
-        for (int64_t i = 0; i < count; ++i)
-            to[i] = store<T>(pick<M>(Function()(load(from[I][i])...)));
+        for (; i < count; ++i) to[i] = store<T>(pick<M>(Function()(load(from[I][i])...)));
+    }
+}
+
+/// Rows of output M that lie one after the other, each from neighbours or, where its step is 0,
+/// from one element; `pitch` from row to row. Rows shorter than a chunk are computed with what lies
+/// behind them, in the outputs the next rows, which come later.
+template <typename T, typename Function, int M, size_t... I>
+__attribute__((noinline)) void rows_dense(const T* const* in, const int64_t* step,
+                                          const int64_t* pitch, int64_t width, int64_t rows,
+                                          T* __restrict out, std::index_sequence<I...> all) {
+    constexpr int64_t kMost = std::max(kBlock, kChunk<T>);
+    T filled[sizeof...(I)][kMost];
+    const T *at[] = {in[I]...}, *from[] = {in[I]...};
+    int64_t r = 0, whole = 0;
+    if (width < kChunk<T>) {
+        whole = rows - (kChunk<T> - 1) / width;  // behind the last rows there may be no memory
+        const auto check = [&](size_t n) {
+            if (step[n] == 0 || pitch[n] >= width) return;
+            if (pitch[n] != 0) {
+                whole = 0;
+                return;
+            }
+            at[n] = from[n] = std::copy_n(in[n], width, filled[n]) - width;
+            std::fill_n(filled[n] + width, kChunk<T> - width, filled[n][0]);
+        };
+        (check(I), ...);
+    }
+    const auto fill = [&](int64_t count) {
+        const auto input = [&](size_t n) {
+            if (step[n] == 0)
+                from[n] = std::fill_n(filled[n], count, *at[n]) - count;
+            else
+                from[n] = at[n];
+            at[n] += pitch[n];
+        };
+        (input(I), ...);
+    };
+    for (; r < whole; ++r, out += width) {
+        fill(kChunk<T>);
+        chunk<T, Function, M>(from, 0, out, all);
+    }
+    for (; r < rows; ++r, out += width) {
+        fill(width);
+        run_dense<T, Function, M>(from, width, out, all);
     }
 }
 
@@ -59,7 +119,7 @@ template <typename T, typename Function, int M, size_t... I>
 void run(const T* const* in, const int64_t* step, T* __restrict out, int64_t out_step,
          int64_t length, std::index_sequence<I...> all) {
     if (out_step == 1 && ((step[I] == 1) && ...))
-        return run_dense<T, Function, M>(in, length, out, all);
+        return rows_dense<T, Function, M>(in, step, step, length, 1, out, all);
     if (!kConverts<T> && out_step == 1 && ((step[I] == 2) && ...)) {
         for (int64_t i = 0; i < length; ++i)
             out[i] = store<T>(pick<M>(Function()(load(in[I][2 * i])...)));
@@ -71,11 +131,12 @@ void run(const T* const* in, const int64_t* step, T* __restrict out, int64_t out
         return;
     }
     T packed[sizeof...(I)][kBlock], results[kBlock];
+    const int64_t dense[] = {(void(I), int64_t(1))...};
     for (int64_t at = 0; at < length; at += kBlock) {
         const int64_t count = std::min(length - at, kBlock);
         const T* from[] = {collected(in[I] + at * step[I], step[I], count, packed[I])...};
         T* const to = out_step == 1 ? out + at : results;
-        run_dense<T, Function, M>(from, count, to, all);
+        rows_dense<T, Function, M>(from, dense, dense, count, 1, to, all);
         if (out_step == 1) continue;
         for (int64_t i = 0; i < count; ++i) out[(at + i) * out_step] = results[i];
     }
@@ -129,11 +190,33 @@ void range(const ElementwiseParams& p, int64_t begin, int64_t end,
         };
         (output(std::integral_constant<int, M>()), ...);
     };
+    int64_t step[N];
+    bool in_rows = inner > 0 && p.out_stride[0][inner] == 1 && p.out_stride[0][inner - 1] == width;
+    for (int n = 0; n < N; ++n) {
+        step[n] = p.in_stride[n][inner];
+        in_rows = in_rows && (step[n] == 1 || (step[n] == 0 && width <= kBlock));
+    }
+    const auto dense = [&](int64_t rows) {
+        int64_t pitch[N];
+        for (int n = 0; n < N; ++n) pitch[n] = p.in_stride[n][inner - 1];
+        const auto output = [&](auto m) {
+            if (at.out[m])
+                rows_dense<T, Function, m>(at.in, step, pitch, width, rows, at.out[m],
+                                           std::make_index_sequence<N>());
+        };
+        (output(std::integral_constant<int, M>()), ...);
+    };
     while (begin < end) {
         const int64_t row = begin / width, column = begin % width;
         at = Place<T, N, Outs>(p, row, column);
         int64_t rows = column > 0 || inner == 0 ? 0 : (end - begin) / width;
         if (rows > 1) rows = std::min(rows, p.size[inner - 1] - row % p.size[inner - 1]);
+        if (rows > 1 && in_rows) {
+            if (Outs > 1) rows = std::min(rows, std::max<int64_t>(kRun / width, 1));
+            dense(rows);
+            begin += rows * width;
+            continue;
+        }
         if (rows > 1 && (Outs == 1 || width <= kRun)) {
             const bool columns = width < kShort && rows > width;
             if (columns) rows = std::min(rows, kRows);

@@ -86,6 +86,7 @@ struct GridSampleParams {
 };
 
 struct GridSampleJob;
+struct GridSampleRows;
 struct Fields;
 struct Part;
 struct CUstream_st;
@@ -94,23 +95,36 @@ struct CUstream_st;
 OCTET_KERNEL void grid_sample_cubic_cpu(const GridSampleParams* p, const Fields* fields,
                                         const Part* part);
 OCTET_KERNEL const char* grid_sample_cubic(GridSampleJob& job, int V, CUstream_st* stream);
-/// On the GPU all else in 16 bits.
+/// On the GPU all other second derivatives, and all else in 16 and 64 bits.
+OCTET_KERNEL const char* grid_sample_second(GridSampleJob& job, int V, CUstream_st* stream);
 OCTET_KERNEL const char* grid_sample_forward_16bit(GridSampleJob& job, int V, CUstream_st* stream);
 OCTET_KERNEL const char* grid_sample_backward_16bit(GridSampleJob& job, int V, CUstream_st* stream);
+OCTET_KERNEL const char* grid_sample_forward_double(GridSampleJob& job, int V, CUstream_st* stream);
+OCTET_KERNEL const char* grid_sample_backward_double(GridSampleJob& job, int V,
+                                                     CUstream_st* stream);
+/// Null, or the error's text.
+OCTET_KERNEL const char* grid_sample_rows_cuda(const GridSampleRows* p, void* stream);
+/// Points [begin, end) of all images.
+OCTET_KERNEL void grid_sample_rows_cpu(const GridSampleRows* p, int64_t begin, int64_t end);
 
-/// What few calls need and compilers take half of their time for: functions in a library of their
-/// own, which is loaded when one is needed.
+/// What few calls need and compilers take more than half of their time for: functions in a library
+/// of their own, which is loaded when one is needed.
 struct GridSampleRest {
     decltype(&grid_sample_cubic_cpu) cubic_cpu;
     decltype(&grid_sample_cubic) cubic;
+    decltype(&grid_sample_second) second;
     decltype(&grid_sample_forward_16bit) forward_16bit;
     decltype(&grid_sample_backward_16bit) backward_16bit;
+    decltype(&grid_sample_forward_double) forward_double;
+    decltype(&grid_sample_backward_double) backward_double;
+    decltype(&grid_sample_rows_cpu) rows_cpu;
+    decltype(&grid_sample_rows_cuda) rows_cuda;
 };
 
 inline bool needs_rest(const GridSampleParams& p, bool on_gpu) {
     const bool second = p.to_grad_input || p.to_grad_grid;
     if (p.interpolation == Interpolation::kCubic && (p.D == 3 || second)) return true;
-    return on_gpu && (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16);
+    return on_gpu && (second || p.dtype != DType::kFloat);
 }
 
 /// Bytes of scratch memory that the job is to be given.
@@ -141,9 +155,6 @@ struct GridSampleRows {
 
     HD Window window() const { return {0, whole, whole}; }
 };
-OCTET_KERNEL const char* grid_sample_rows_cuda(const GridSampleRows* p, void* stream);
-/// Points [begin, end) of all images.
-OCTET_KERNEL void grid_sample_rows_cpu(const GridSampleRows* p, int64_t begin, int64_t end);
 
 /// Position in pixels of a coordinate, and by how much it moves with it.
 template <typename A>

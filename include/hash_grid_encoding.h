@@ -28,6 +28,7 @@ struct HashGridParams {
     DType dtype, points_dtype;
     bool deterministic;
     HashLevel level[kMostLevels];
+    const struct HashGridRest* rest;  // for the gradient to a table that needs it
 };
 
 /// out. CPU: points [begin, end).
@@ -40,23 +41,34 @@ OCTET_KERNEL void hash_grid_points_cpu(const HashGridParams* p, int64_t begin, i
 OCTET_KERNEL const char* hash_grid_table_cuda(const HashGridParams* p, void* stream);
 OCTET_KERNEL void hash_grid_table_cpu(const HashGridParams* p, int64_t begin, int64_t end);
 
+/// The same for other elements than float32, and for any number of features.
 OCTET_KERNEL const char* hash_grid_16bit_cuda(const HashGridParams* p, void* stream);
 OCTET_KERNEL const char* hash_grid_double_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_any_cuda(const HashGridParams* p, void* stream);
 OCTET_KERNEL const char* hash_grid_points_16bit_cuda(const HashGridParams* p, void* stream);
 OCTET_KERNEL const char* hash_grid_points_double_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_points_any_cuda(const HashGridParams* p, void* stream);
+OCTET_KERNEL const char* hash_grid_table_double_cuda(const HashGridParams* p, void* stream);
+/// The gradient of table levels from `first` on, a group of them, added as table.cuh's kernel does.
+OCTET_KERNEL void hash_grid_table_any_cuda(const HashGridParams* p, int first, void* sums,
+                                           unsigned long long* memory, void* stream);
 
-/// hash_grid_cuda and hash_grid_points_cuda where `needs_rest`: include/torch/rest.h.
+/// What CUDA needs where `needs_rest`: include/torch/rest.h.
 struct HashGridRest {
-    decltype(&hash_grid_16bit_cuda) of_16bit;
-    decltype(&hash_grid_double_cuda) of_double;
-    decltype(&hash_grid_points_16bit_cuda) points_of_16bit;
-    decltype(&hash_grid_points_double_cuda) points_of_double;
+    decltype(&hash_grid_16bit_cuda) of_16bit, of_double, of_any;
+    decltype(&hash_grid_points_16bit_cuda) points_of_16bit, points_of_double, points_of_any;
+    decltype(&hash_grid_table_double_cuda) table_of_double;
+    decltype(&hash_grid_table_any_cuda) table_any;
 };
 
 /// Whether there are CUDA kernels for this number of features alone.
 inline bool own_kernels(const HashGridParams& p) { return p.F <= 8 && (p.F & (p.F - 1)) == 0; }
+/// For the gradient to the table less: `needs_rest_for_table`.
 inline bool needs_rest(const HashGridParams& p) {
-    return p.dtype != DType::kFloat && own_kernels(p);
+    return p.dtype != DType::kFloat || !own_kernels(p);
+}
+inline bool needs_rest_for_table(const HashGridParams& p) {
+    return p.dtype == DType::kDouble || !own_kernels(p);
 }
 
 /// Levels that the CUDA kernels take at a time: those whose outputs fill a 32-byte sector, since

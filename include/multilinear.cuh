@@ -31,11 +31,10 @@ inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stre
         told("a thread to a point", "up to 8 features, neighbours in memory");
         return narrow::launch<Cell, T>(p, stream);
     }
-    if (wide::fits<T>(p, V) && (!flat || wide::is_flat<T>(p)))
+    const bool few = sums && tiles::are_few<T>(p, K);
+    if (wide::fits<T>(p, V) && !few && (!flat || wide::is_flat<T>(p))) {
         told("words of 16 bytes", "rows are whole numbers of them");
-    if (wide::fits<T>(p, V)) {
-        if (!flat) return wide::launch<Cell, T, V>(p, stream);
-        if (wide::is_flat<T>(p)) return wide::launch_flat<Cell, T>(p, stream);
+        return flat ? wide::launch_flat<Cell, T>(p, stream) : wide::launch<Cell, T, V>(p, stream);
     }
     const int E = sums && wide::fits<T>(p, 2) ? 2 : 1;
     const tiles::Tiling tiling = tiles::plan_of<T, K>(p, E);
@@ -53,8 +52,8 @@ inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stre
     return tiles::launch<Cell, T>(p, tiling, stream);
 }
 
-/// Forward where `out` is set, else backward. Two files may each compile kernels for some element
-/// types, so that nvcc works on them side by side: those of 32 and 64 bits, and those of 16.
+/// Forward where `out` is set, else backward. Two files each compile kernels for some element
+/// types: those of 32 and 64 bits, and those of 16, which few calls need.
 template <typename Cell>
 inline const char* multilinear_cuda(const MultilinearParams& p, void* stream) {
     const auto queue = static_cast<cudaStream_t>(stream);
@@ -68,4 +67,3 @@ inline const char* multilinear_16bit_cuda(const MultilinearParams& p, void* stre
     return p.dtype == DType::kHalf ? launch_elements<Cell, Half>(p, queue)
                                    : launch_elements<Cell, BFloat16>(p, queue);
 }
-inline bool is_16bit(DType dtype) { return dtype == DType::kHalf || dtype == DType::kBFloat16; }

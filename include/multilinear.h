@@ -61,3 +61,11 @@ struct Position {
     OCTET_KERNEL const char* X##_cuda(const MultilinearParams* p, void* stream);       \
     OCTET_KERNEL const char* X##_16bit_cuda(const MultilinearParams* p, void* stream); \
     OCTET_KERNEL void X##_cpu(const MultilinearParams* p, int64_t begin, int64_t end);
+
+/// What few calls need, in a library of its own: the part for 16 bits on a GPU.
+struct MultilinearRest {
+    const char* (*of_16bit)(const MultilinearParams* p, void* stream);
+};
+inline bool needs_rest(const MultilinearParams& p, bool on_gpu) {
+    return on_gpu && (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16);
+}

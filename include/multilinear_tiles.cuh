@@ -96,7 +96,7 @@ __device__ inline void fill_weights(A* weights, const MultilinearParams& p, cons
     }
 }
 
-constexpr int kMostThreads = 256;
+constexpr int kMostThreads = 256, kSumThreads = 128, kSumBlocks = 6;
 
 template <typename Cell, typename T>
 __global__ void __launch_bounds__(kMostThreads) forward(MultilinearParams p, Plan plan) {
@@ -128,6 +128,37 @@ __global__ void __launch_bounds__(kMostThreads) forward(MultilinearParams p, Pla
         }
         out[i] = stored<T>(acc, p.dtype);
     });
+}
+
+/// The same for rows that are long: threads keep to a point, with its weights in registers.
+template <typename Cell, typename T>
+__global__ void __launch_bounds__(kMostThreads) forward_by_point(MultilinearParams p, Plan plan) {
+    using A = Acc<T>;
+    constexpr int K = 1 << Cell::D;
+    extern __shared__ __align__(128) char memory[];
+    const Own own(p, plan);
+    const T* from =
+        static_cast<const T*>(p.feats) + own.n * p.feats_stride[0] + own.f * p.feats_stride[2];
+    const auto feats = fetch<K>(memory, from, plan.feats, own.count, own.width);
+    const int lanes = 1 << plan.log_lanes, lane = threadIdx.x & (lanes - 1);
+    const unsigned along = plan.feats.step[2];
+    T* out = static_cast<T*>(p.out) + own.n * p.F + own.f;
+    wait_for_words();
+    __syncthreads();
+    for (int n = threadIdx.x >> plan.log_lanes; n < own.count; n += blockDim.x >> plan.log_lanes) {
+        const Position<Cell, A> at(p, own.n + n);
+        A weight[K];
+        int row[K];
+#pragma unroll
+        for (int k = 0; k < K; ++k) weight[k] = at.weight(k), row[k] = feats.row(n, k);
+        for (int f = lane; f < own.width; f += lanes) {
+            A acc = 0;
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+                acc += weight[k] * value_of(*element<T>(memory, row[k] + f * along), p.dtype);
+            out[n * own.width + f] = stored<T>(acc, p.dtype);
+        }
+    }
 }
 
 /// Where row k of a part of a point's gradient is put together, so that its words can be stored.
@@ -193,12 +224,29 @@ __global__ void __launch_bounds__(kMostThreads) backward(MultilinearParams p, Pl
     store_rows<K>(to, memory, rows, p.F, own.width);
 }
 
+/// Values by corner, each moved on by `by` places.
+template <int K, typename A>
+__device__ inline void turn(A (&values)[K], int by) {
+#pragma unroll
+    for (int step = 1; step < K; step *= 2) {
+        A moved[K];
+#pragma unroll
+        for (int k = 0; k < K; ++k) moved[k] = values[(k + K - step) % K];
+#pragma unroll
+        for (int k = 0; k < K; ++k) values[k] = by & step ? moved[k] : values[k];
+    }
+}
+
 /// The gradient to points, and to feats where it is asked for, so that feats and grad_out are read
-/// once. E neighbouring features at a time, of which every row has a multiple.
+/// once. E neighbouring features at a time, of which every row has a multiple. A point is one
+/// thread's, or as few threads' as tiles allow: what each does beside its features counts. Their
+/// cells are some multiple of 8 words apart, so neighbouring points begin at corners of their own,
+/// and meet no bank twice where a row is an odd number of words.
 template <typename Cell, typename T, int E>
-__global__ void __launch_bounds__(kMostThreads) backward_both(MultilinearParams p, Plan plan) {
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks)
+    backward_both(MultilinearParams p, Plan plan) {
     using A = Acc<T>;
-    constexpr int D = Cell::D, K = 1 << D, kWarps = kMostThreads / 32;
+    constexpr int D = Cell::D, K = 1 << D, kWarps = kSumThreads / 32, kSize = sizeof(T);
     extern __shared__ __align__(128) char memory[];
     __shared__ A parts[kWarps][D];
     char* grads = memory + plan.feats.bytes;
@@ -209,8 +257,14 @@ __global__ void __launch_bounds__(kMostThreads) backward_both(MultilinearParams 
     for (int i = threadIdx.x; i < count * D; i += blockDim.x)
         places[i] = load_as<A>(p.points_dtype, p.points,
                                (first + i / D) * p.points_stride[0] + i % D * p.points_stride[1]);
-    const int lanes = plan.lanes, lane = threadIdx.x % lanes, groups = blockDim.x / lanes;
-    A dot[K];
+    const int lanes = 1 << plan.log_lanes, lane = threadIdx.x & (lanes - 1);
+    const int own = threadIdx.x >> plan.log_lanes;
+    const bool here = plan.grad_out.kind != kNone;
+    const int64_t along = p.grad_out_stride[1] * kSize;
+    // Threads past the last point do its work again: the sums below need whole warps.
+    const int n = own < count ? own : count - 1;
+    const int first_corner = plan.turned ? n * K / (E * kSize == 8 ? 16 : 32) % K : 0;
+    A dot[K] = {};
     for (int f0 = 0; f0 < p.F; f0 += plan.width) {
         const int width = p.F - f0 < plan.width ? int(p.F - f0) : plan.width;
         const T* from =
@@ -218,56 +272,75 @@ __global__ void __launch_bounds__(kMostThreads) backward_both(MultilinearParams 
         const T* grad_from = static_cast<const T*>(p.grad_out) + first * p.grad_out_stride[0] +
                              f0 * p.grad_out_stride[1];
         const auto feats = fetch<K>(memory, from, plan.feats, count, width);
-        const bool here = plan.grad_out.kind != kNone;
         Placed<1> grad_out{};
         if (here) grad_out = fetch<1>(grads, grad_from, plan.grad_out, count, width);
         wait_for_words();
         __syncthreads();
         T* to = static_cast<T*>(p.grad_feats) + first * K * p.F + f0;
         const Rows rows{plan.pitch, unsigned(reinterpret_cast<uintptr_t>(to)),
-                        unsigned(p.F * sizeof(T))};
-        for (int some = 0; some < count; some += groups) {
-            // Threads past the last point do its work again: the sums below need whole warps.
-            const int own = some + threadIdx.x / lanes, n = own < count ? own : count - 1;
-            const Position<Cell, A> at(places + n * D);
-            A weight[K];
-            int row[K], into[K];
+                        unsigned(p.F * kSize)};
+        const char* row[K];
 #pragma unroll
-            for (int k = 0; k < K; ++k) {
-                weight[k] = at.weight(k), row[k] = feats.row(n, k);
-                into[k] = plan.one_run ? (n * K + k) * width * int(sizeof(T)) : rows.row(k);
-                if (f0 == 0) dot[k] = 0;
-            }
-            const int grad_row = here ? grad_out.row(n, 0) : 0;
-            for (int f = own < count ? lane * E : width; f < width; f += lanes * E) {
-                Vector<A, E> g;
-                if (here && (E == 1 || plan.grad_out.step[2] == sizeof(T))) {
-                    const auto x =
-                        *element<Vector<T, E>>(grads, grad_row + f * plan.grad_out.step[2]);
+        for (int k = 0; k < K; ++k) row[k] = memory + feats.row(n, (k + first_corner) % K);
+        const char* grad_row =
+            here ? grads + grad_out.row(n, 0)
+                 : reinterpret_cast<const char*>(grad_from + n * p.grad_out_stride[0]);
+        const auto gradient = [&](int f) {
+            Vector<T, E> x;
+            if (along == kSize)
+                x = *reinterpret_cast<const Vector<T, E>*>(grad_row + f * kSize);
+            else
 #pragma unroll
-                    for (int e = 0; e < E; ++e) g.at[e] = value_of(x.at[e], p.dtype);
-                } else {
+                for (int e = 0; e < E; ++e)
+                    x.at[e] = *reinterpret_cast<const T*>(grad_row + (f + e) * along);
+            Vector<A, E> g;
 #pragma unroll
-                    for (int e = 0; e < E; ++e)
-                        g.at[e] = value_of(
-                            here ? *element<T>(grads, grad_row + (f + e) * plan.grad_out.step[2])
-                                 : grad_from[n * p.grad_out_stride[0] +
-                                             (f + e) * p.grad_out_stride[1]],
-                            p.dtype);
-                }
+            for (int e = 0; e < E; ++e) g.at[e] = value_of(x.at[e], p.dtype);
+            return g;
+        };
+        const int begin = own < count ? lane * E : width, stride = lanes * E;
+        if (!p.grad_feats) {
+#pragma unroll 2
+            for (int f = begin; f < width; f += stride) {
+                const Vector<A, E> g = gradient(f);
 #pragma unroll
                 for (int k = 0; k < K; ++k) {
-                    auto x = *element<Vector<T, E>>(memory, row[k] + f * plan.feats.step[2]);
+                    const auto x = *reinterpret_cast<const Vector<T, E>*>(row[k] + f * kSize);
+#pragma unroll
+                    for (int e = 0; e < E; ++e) dot[k] += g.at[e] * value_of(x.at[e], p.dtype);
+                }
+            }
+        } else {
+            const Position<Cell, A> at(places + n * D);
+            A weight[K];
+#pragma unroll
+            for (int k = 0; k < K; ++k) weight[k] = at.weight(k);
+            turn(weight, K - first_corner);
+            char* into[K];
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const int corner = (k + first_corner) % K;
+                into[k] =
+                    result + (plan.one_run ? (n * K + corner) * width * kSize : rows.row(corner));
+            }
+            for (int f = begin; f < width; f += stride) {
+                const Vector<A, E> g = gradient(f);
+#pragma unroll
+                for (int k = 0; k < K; ++k) {
+                    auto x = *reinterpret_cast<const Vector<T, E>*>(row[k] + f * kSize);
 #pragma unroll
                     for (int e = 0; e < E; ++e) {
                         dot[k] += g.at[e] * value_of(x.at[e], p.dtype);
                         x.at[e] = stored<T>(weight[k] * g.at[e], p.dtype);
                     }
-                    if (p.grad_feats)
-                        *element<Vector<T, E>>(result, into[k] + f * int(sizeof(T))) = x;
+                    *reinterpret_cast<Vector<T, E>*>(into[k] + f * kSize) = x;
                 }
             }
-            if (f0 + width < p.F) break;  // the one point goes on with its next features
+        }
+        const bool last = f0 + width >= p.F;
+        if (last) {
+            turn(dot, first_corner);
+            const Position<Cell, A> at(places + n * D);
 #pragma unroll
             for (int axis = 0; axis < D; ++axis) {
                 A sum = 0;
@@ -281,20 +354,17 @@ __global__ void __launch_bounds__(kMostThreads) backward_both(MultilinearParams 
                     store_as<A>(p.points_dtype, p.grad_points, (first + n) * D + axis, sum);
                 }
             }
-            if (lanes > 32) {
-                __syncthreads();
-                if (threadIdx.x < D) {
-                    A sum = 0;
-                    for (int w = 0; w < blockDim.x / 32; ++w) sum += parts[w][threadIdx.x];
-                    store_as<A>(p.points_dtype, p.grad_points, (first + n) * D + threadIdx.x, sum);
-                }
-                __syncthreads();
-            }
         }
         if (p.grad_feats && plan.one_run)
-            return store_run(to, element<T>(result, 0), count * K * width);
-        __syncthreads();
-        if (p.grad_feats) {
+            store_run(to, element<T>(result, 0), count * K * width);
+        else
+            __syncthreads();
+        if (last && lanes > 32 && threadIdx.x < D) {
+            A sum = 0;
+            for (int w = 0; w < blockDim.x / 32; ++w) sum += parts[w][threadIdx.x];
+            store_as<A>(p.points_dtype, p.grad_points, first * D + threadIdx.x, sum);
+        }
+        if (p.grad_feats && !plan.one_run) {
             store_rows<K>(to, result, rows, p.F, width);
             __syncthreads();
         }
@@ -320,7 +390,9 @@ inline const char* launch(const MultilinearParams& p, const Tiling& tiling, cuda
     const int64_t blocks = ceil_div(p.N, plan.points) * plan.chunks;
     const int weights = plan.points * (1 << Cell::D) * int(sizeof(Acc<T>));
     if constexpr (sizeof(T) < 8)
-        if (p.out) return launch(forward<Cell, T>, p, tiling, blocks, weights, stream);
+        if (p.out)
+            return launch(plan.log_lanes ? forward_by_point<Cell, T> : forward<Cell, T>, p, tiling,
+                          blocks, weights, stream);
     return launch(backward<Cell, Stored<T>>, p, tiling, blocks, weights, stream);
 }
 

@@ -61,10 +61,12 @@ struct GpuRates {
         int64_t bands_taps = 81, bands_columns = 4, bands_wide = 16;
     } convolve2d;
     struct Rows {
-        int64_t few = 1000000;    // bytes of a forward that tiles are no help to,
-        int64_t many = 32000000;  // and of sums that they are one to
-        int64_t narrow = 8, wide = 64, long_row = 1024;  // features of a row
-        int fair_blocks = 528;                           // four to each multiprocessor
+        int64_t few = 1000000;          // bytes of a forward that tiles are no help to,
+        int64_t many = 8000000;         // and of sums that they are one to
+        int64_t few_points = 1056;      // of long rows, to which a warp each is too little
+        int64_t row_alone = 128;        // bytes of a row that is worth a run of its own
+        int64_t narrow = 8, wide = 64;  // features of a row
+        int fair_blocks = 528;          // four to each multiprocessor
     } rows;
     const char* device = "H200";
 };

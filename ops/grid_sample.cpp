@@ -93,8 +93,8 @@ Tensor grid_sample_rows(const Tensor& grid, int64_t interpolation, int64_t paddi
         torch::stable::new_empty(grid, Shape{p.B, p.P}, torch::headeronly::ScalarType::Int);
     if (p.B * p.P == 0) return out;
     p.out = static_cast<int32_t*>(out.data_ptr());
-    launch(kName, grid, p, p.B * p.P, 1 << 14, grid_sample_rows_cpu,
-           OCTET_CUDA_LAUNCHER(grid_sample_rows_cuda));
+    const auto* const rest = rest_of<GridSampleRest>(kName);
+    launch(kName, grid, p, p.B * p.P, 1 << 14, rest->rows_cpu, rest->rows_cuda);
     return out;
 }
 

@@ -105,13 +105,17 @@ Tensor scratch_of(HashGridParams& p, const Tensor& like, int64_t bytes) {
 decltype(&hash_grid_cuda) features_of(const HashGridParams& p, bool on_gpu) {
     if (!on_gpu || !needs_rest(p)) return OCTET_CUDA_LAUNCHER(hash_grid_cuda);
     const auto* rest = rest_of<HashGridRest>(kName);
-    return p.dtype == DType::kDouble ? rest->of_double : rest->of_16bit;
+    return !own_kernels(p)             ? rest->of_any
+           : p.dtype == DType::kDouble ? rest->of_double
+                                       : rest->of_16bit;
 }
 /// The same of the gradient to points.
 decltype(&hash_grid_points_cuda) slopes_of(const HashGridParams& p, bool on_gpu) {
     if (!on_gpu || !needs_rest(p)) return OCTET_CUDA_LAUNCHER(hash_grid_points_cuda);
     const auto* rest = rest_of<HashGridRest>(kName);
-    return p.dtype == DType::kDouble ? rest->points_of_double : rest->points_of_16bit;
+    return !own_kernels(p)             ? rest->points_of_any
+           : p.dtype == DType::kDouble ? rest->points_of_double
+                                       : rest->points_of_16bit;
 }
 
 Tensor encoded(const Tensor& points, const Tensor& table, const std::optional<Tensor>& along,
@@ -155,8 +159,12 @@ std::tuple<Tensor, Tensor> gradients(const Tensor& grad_out, const Tensor& point
         // Each part looks at all points: no more of them than keep the threads busy.
         const int64_t threads = table.is_cpu() ? torch::stable::get_num_threads() : 1;
         p.parts = int32_t(std::min(ceil_div(threads, p.L), p.T));
-        launch(kName, table, p, p.L * p.parts, 1, hash_grid_table_cpu,
-               OCTET_CUDA_LAUNCHER(hash_grid_table_cuda));
+        auto* on_cuda = OCTET_CUDA_LAUNCHER(hash_grid_table_cuda);
+        if (!table.is_cpu() && needs_rest_for_table(p)) {
+            p.rest = rest_of<HashGridRest>(kName);
+            if (p.dtype == DType::kDouble) on_cuda = p.rest->table_of_double;
+        }
+        launch(kName, table, p, p.L * p.parts, 1, hash_grid_table_cpu, on_cuda);
     }
     return {grad_points, grad_table};
 }

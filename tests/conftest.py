@@ -213,9 +213,9 @@ def start_program(words: list, cwd, env: dict) -> warm.Process:
     )
 
 
-def ended(process: warm.Process) -> subprocess.CompletedProcess:
+def ended(process: warm.Process, timeout: float = 300) -> subprocess.CompletedProcess:
     """What a process has said and how it ended, once it has."""
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -16,6 +16,9 @@ LAYOUTS = {
     "transposed": lambda x: x.transpose(0, 2),
     "every other": lambda x: x[:, ::2, ::3],
     "expanded": lambda x: x[:, :1].expand(-1, 5, -1),
+    "windows": lambda x: x.flatten().unfold(0, 5, 2),
+    "short rows": lambda x: x[:, :, 3:6],
+    "one short row": lambda x: x[:1, :1, :6].expand(40, 33, -1),
     "nine dimensions": lambda x: x.flatten()[: 2 * 3**9].view(3, 3, 3, 3, 3, 3, 3, 3, 3, 2)[
         ..., ::2
     ].permute(8, 7, 6, 5, 4, 3, 2, 1, 0, 9)[::2, 1:, ::2, 1:, ::2, 1:, ::2, 1:, ::2],
@@ -81,6 +84,26 @@ class ElementwiseTests(OperatorTests):
             whole[:1, 2 : columns + 2].expand(rows, -1),
             flat[1 : rows * columns + 1].view(rows, columns),
             flat[: rows * columns].view(columns, rows).t(),
+        ]
+        for first in layouts:
+            for second in layouts[: 1 if self.inputs == 1 else None]:
+                args = [first, *[second] * (self.inputs - 1)]
+                doubles = [x.double().requires_grad_() for x in args]
+                assert_rounded(self.form()(*args), self.form("_reference")(*doubles), doubles)
+
+    @GPU
+    @pytest.mark.parametrize("shape", [(31, 190, 131), (700, 300, 3), (3, 1100, 260)])
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_large_volumes(self, dtype, shape):
+        """Rows, planes and tiles end within vectors, in three dimensions that do not merge."""
+        whole = torch.randn(2 * shape[0], shape[1] + 3, shape[2] + 5, device="cuda").to(dtype)
+        part = whole[::2, 1:-2, 2:-3]
+        layouts = [
+            part,
+            part[..., :1].expand(shape),
+            part[:1].expand(shape),
+            part.contiguous().permute(0, 2, 1).contiguous().permute(0, 2, 1),
+            part.permute(2, 1, 0).contiguous().permute(2, 1, 0),
         ]
         for first in layouts:
             for second in layouts[: 1 if self.inputs == 1 else None]:

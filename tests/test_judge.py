@@ -16,6 +16,7 @@ from honest_candidates import HONEST, INLINE, REFERENCES
 from hostile_candidates import REFERENCE, RIGHT, module
 
 import loader
+from loader.jit.judge import tolerance
 from loader.jit.tools.cli import main
 
 FUNCTIONS = """
@@ -111,6 +112,46 @@ def test_arguments_that_are_given(files):
     words = {"inputs": given, "timed": False, "device": "cpu"}
     assert loader.judge(f"{path}:mine", f"{path}:theirs", **words).accepted
     assert loader.judge(f"{path}:wrong", f"{path}:theirs", **words).failed == ["values"]
+
+
+LOSES_ITS_GPU = """
+lost = False
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        global lost
+        lost = lost or bool((x < 0).any())
+        if lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return torch.relu(x) * y.sum(-1, keepdim=True)
+"""
+
+
+def test_a_reference_whose_gpu_some_numbers_end_is_asked_anew_without_them(files):
+    """As binary_cross_entropy's for what is no chance: no call after it comes through."""
+    reference = files / "loses.py"
+    reference.write_text(REFERENCE.partition("class Model")[0] + LOSES_ITS_GPU)
+    with reference.open("a") as file:
+        file.write("\n\ndef get_inputs" + REFERENCE.partition("def get_inputs")[2])
+    (files / "right.py").write_text(module(f"return {RIGHT}"))
+    words = {"timed": False, "device": "cpu"}
+    verdict = loader.judge(files / "right.py", reference, **words)
+    assert verdict.accepted, verdict
+    reference.write_text(reference.read_text().replace("lost = False", "lost = True"))
+    with pytest.raises(ValueError, match=r"(?s)the reference raises: .*CUDA error"):
+        loader.judge(files / "right.py", reference, **words)
+
+
+def test_of_many_elements_beside_a_kink_some_may_move_that_moved_in_no_run():
+    """Below 0 relu moves nothing, however far rounding moves what it is given."""
+
+    def allowed(count: int) -> float:
+        x = torch.cat([torch.ones(count // 2), -torch.ones(count // 2)])
+        return float(tolerance.bounds(torch.relu, [x]).pairs[0][1][-1])
+
+    assert allowed(8_000_000) == pytest.approx(2 * allowed(1_000_000), rel=0.01)
+    assert 0 < allowed(1_000_000) == pytest.approx(allowed(10_000), rel=0.1)
 
 
 def test_an_operator_has_its_own_reference():

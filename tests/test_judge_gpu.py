@@ -3,6 +3,8 @@
 import pytest
 import verdicts
 from gpu_candidates import KERNELS, REFERENCES, kernel
+from honest_candidates import HONEST
+from honest_candidates import REFERENCES as HONEST_REFERENCES
 from hostile_candidates import REFERENCE, RIGHT, module
 
 import loader
@@ -99,3 +101,12 @@ def test_compute_sanitizer_finds_what_is_written_behind_a_result(pair):
     verdict = loader.judge(pair / "past.py", pair / "ref.py", **words)
     assert verdict.failed == ["sanitizer"], verdict
     assert "Invalid __global__ write" in verdict.check("sanitizer")["text"]
+
+
+def test_a_reference_that_asserts_on_the_gpu_is_asked_for_what_it_takes(tmp_path):
+    kind, code = HONEST["chances_by_hand"]
+    (tmp_path / "reference.py").write_text(HONEST_REFERENCES[kind])
+    (tmp_path / "candidate.py").write_text(code)
+    options = {"device": "cuda", "sanitizer": False, "timed": False}
+    verdict = loader.judge(tmp_path / "candidate.py", tmp_path / "reference.py", **options)
+    assert verdict.accepted, verdict

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loader.jit.build import flags
 from loader.jit.cache import key
 from loader.jit.machine import gpus, toolchain
 from loader.jit.machine import sources as units
@@ -413,3 +414,24 @@ def test_an_operator_may_have_a_folder_of_kernels(tmp_path):
     found = units.Sources(tmp_path).closure("kernels/thing/forward.cu")
     assert [*found] == ["kernels/thing/forward.cu", "kernels/thing/own.h"]
     assert str(tmp_path / "kernels/thing") in units.source_folders(tmp_path)
+
+
+def test_a_trial_of_the_compiler_that_fails_once_decides_nothing(tmp_path, monkeypatch):
+    """How all is linked, and so every library's bytes, must not hang on a moment's trouble."""
+    toolchain.current.cache_clear()
+    tools = toolchain.current(tmp_path)._replace(nvcc=None)
+    usual = flags.of(tools, tmp_path)
+    script, once = tmp_path / "c++", tmp_path / "once"
+    once.mkdir()
+    script.write_text(
+        f"#!/bin/sh\nn={once}/$(echo \"$*\" | cksum | cut -d' ' -f1)\n"
+        f'[ -e "$n" ] && exec {shutil.which("c++")} "$@"\n: > "$n"; exit 1\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    (tmp_path / "other").mkdir()
+    flags.of.cache_clear()
+    found = flags.of(tools, tmp_path / "other")
+    assert (found.linker, found.quicker) == (usual.linker, usual.quicker)
+    assert [*once.iterdir()]
+    flags.of.cache_clear()

@@ -3,11 +3,13 @@
 import os
 import re
 import sys
+import time
 
 import nbformat
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, start_python
+from jupyter_client.provisioning import local_provisioner
 
 import loader
 
@@ -120,9 +122,28 @@ def check(name: str, notebook, kept: bool) -> None:
     assert "<picture>" in said
 
 
+def forked(command: list[str], env: dict, cwd: str, **others):
+    """A kernel that is forked from a Python which has imported torch, as a new one's process."""
+    assert command[1:3] == ["-m", "ipykernel_launcher"], command
+    process = start_python(
+        "import runpy, sys, warnings\n"
+        "warnings.filterwarnings('default', category=UserWarning)  # as in a new Python\n"
+        f"sys.argv[:] = {command[2:]}; sys.path[0] = {str(cwd)!r}\n"
+        "runpy.run_module('ipykernel_launcher', run_name='__main__', alter_sys=True)  # torch",
+        cwd,
+        env,
+        start_new_session=True,
+    )
+    process.stdin = None
+    while os.getpgid(process.pid) != process.pid:  # signals go to its group, once it has one
+        time.sleep(0.001)
+    return process
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_and_says_what_is_kept(name, tmp_path):
+def test_it_runs_and_says_what_is_kept(name, tmp_path, monkeypatch):
     """On less, so that figures differ; all other text of theirs is the same."""
+    monkeypatch.setattr(local_provisioner, "launch_kernel", forked)
     loader.build()
     cache = str(tmp_path / "cache")
     both = os.pathsep.join([*map(str, loader._session.caches), cache])

@@ -42,7 +42,8 @@ def volume(size: int, how: str, device="cpu"):
     on = mesh(size) if size > 1 else None
     if size > 1 and on is None:
         return None
-    problem = fit_volume.make_problem(device)
+    with torch.device("cpu"):  # where it is drawn, wherever tensors are made otherwise
+        problem = fit_volume.make_problem(device)
     return fit_volume.fit(*problem, STEPS, together.Together(device, on, how), None)
 
 

@@ -6,32 +6,52 @@
 #include "elementwise.h"
 #include "torch/glue.h"
 
+constexpr int kLargerThanOne = 63;  // dimensions: 2^63 elements would be too many
+
 /// What a library knows of one elementwise operator.
 struct Elementwise {
-    const char* op;     // with which messages begin
-    const char* names;  // of the tensors, "grad_out, a, b"
-    void (*on_cpu)(const ElementwiseParams*, int64_t, int64_t);
-    const char* (*on_cuda)(const ElementwiseParams*, void*);
+    const char *op;     // with which messages begin
+    const char *names;  // of the tensors, "grad_out, a, b"
+    void (*on_cpu)(const ElementwiseParams *, int64_t, int64_t);
+    const char *(*on_cuda)(const ElementwiseParams *, void *);
 
     std::string name(size_t i) const {
-        const char* begin = names;
+        const char *begin = names;
         while (i-- > 0) begin = strchr(begin, ',') + 2;
         return std::string(begin, strcspn(begin, ","));
     }
-    static constexpr int count(const char* names) {
+    static constexpr int count(const char *names) {
         int commas = 0;
         for (; *names; ++names) commas += *names == ',';
         return commas + 1;
     }
 };
 
-/// Refuses tensors that are not all of the first one's shape, dtype and device; the dtype.
-inline DType check_alike(const Elementwise& e, const std::vector<const Tensor*>& x) {
-    for (size_t i = 0; i < x.size(); ++i) check_tensor(e.op, e.name(i).c_str(), *x[i]);
+/// True where a tensor is of another one's shape, dtype, layout and device.
+inline bool is_like(const Tensor &x, const Tensor &first) {
+    if (!x.defined()) return false;
+    const auto of = [](const Tensor &t, auto get) {
+        int32_t found = 0;
+        TORCH_ERROR_CODE_CHECK(get(t.get(), &found));
+        return found;
+    };
+    for (const auto get : {aoti_torch_get_dtype, aoti_torch_get_layout, aoti_torch_get_device_type,
+                           aoti_torch_get_device_index})
+        if (of(x, get) != of(first, get)) return false;
+    const auto a = x.sizes(), b = first.sizes();
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
+
+/// Refuses tensors that are not all of the first one's shape, dtype and device;
+/// the dtype.
+inline DType check_alike(const Elementwise &e, const Tensor *const *x, size_t inputs) {
     const std::string first = e.name(0);
+    check_tensor(e.op, first.c_str(), *x[0]);
     const DType dtype = dtype_of(e.op, first.c_str(), *x[0]);
-    for (size_t i = 1; i < x.size(); ++i) {
+    for (size_t i = 1; i < inputs; ++i) {
+        if (is_like(*x[i], *x[0])) continue;  // names take longer than the kernel of few elements
         const std::string name = e.name(i);
+        check_tensor(e.op, name.c_str(), *x[i]);
         check_same_shape(e.op, first.c_str(), *x[0], name.c_str(), *x[i],
                          "; expand it first, e.g. with torch.broadcast_tensors");
         check_same_device(e.op, first.c_str(), *x[0], name.c_str(), *x[i]);
@@ -42,105 +62,115 @@ inline DType check_alike(const Elementwise& e, const std::vector<const Tensor*>&
     return dtype;
 }
 
-/// The dimensions of a tensor in the order in which they lie in memory.
+/// The dimensions of a tensor that has elements, without those of size 1, in the order in which
+/// they lie in memory. Arrays: memory from the heap takes as long as the kernel of few elements.
 struct InOrder {
-    std::vector<int64_t> dims, size;
+    int64_t count = 0, dims[kLargerThanOne], size[kLargerThanOne];
     bool is_given = true;
 
-    explicit InOrder(const Tensor& x) {
-        const int64_t* const stride = x.strides().data();
-        for (int64_t d = 1; d < x.dim(); ++d) is_given = is_given && stride[d - 1] >= stride[d];
-        if (is_given) return;
-        for (int64_t d = 0; d < x.dim(); ++d) dims.push_back(d);
-        std::stable_sort(dims.begin(), dims.end(),
-                         [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
-        for (const int64_t d : dims) size.push_back(x.sizes()[d]);
+    explicit InOrder(const Tensor &x) {
+        const int64_t *const stride = x.strides().data(), *const sizes = x.sizes().data();
+        for (int64_t d = 0, all = x.dim(); d < all; ++d) {
+            if (sizes[d] == 1) continue;
+            int64_t place = count++;
+            for (; place > 0 && stride[dims[place - 1]] < stride[d]; --place)
+                dims[place] = dims[place - 1];
+            dims[place] = d;
+            is_given = is_given && place == d;
+        }
+        for (int64_t d = 0; d < count; ++d) size[d] = sizes[dims[d]];
     }
-    /// Another tensor's strides in this order, kept in `at`, which has room for them.
-    const int64_t* of(const int64_t* stride, std::vector<int64_t>& at) const {
-        const size_t begin = at.size();
-        for (const int64_t d : dims) at.push_back(stride[d]);
-        return at.data() + begin;
+    /// Another tensor's strides in this order.
+    const int64_t *of(const int64_t *stride, int64_t *to) const {
+        for (int64_t d = 0; d < count; ++d) to[d] = stride[dims[d]];
+        return to;
     }
 };
 
-/// Runs an operator of any number of inputs and outputs. Outputs are like the first input: its
-/// dtype and shape, and its order of dimensions in memory where it is dense; what `wanted` leaves
-/// out comes back empty.
-inline std::vector<Tensor> run_elementwise(const Elementwise& e,
-                                           const std::vector<const Tensor*>& x,
-                                           const std::vector<bool>& wanted) {
+/// Runs an operator of any number of inputs, which were checked, and outputs.
+/// Outputs are like the first input: its dtype and shape, and its order of
+/// dimensions in memory where it is dense; null where not asked for.
+inline void run_elementwise(const Elementwise &e, DType dtype, const Tensor *const *x,
+                            size_t inputs, Tensor *const *out, size_t outputs) {
     ElementwiseParams p;
-    p.dtype = check_alike(e, x);
-    const size_t inputs = x.size();
-    std::vector<Tensor> out;
-    out.reserve(wanted.size());
-    for (const bool asked : wanted) out.push_back(asked ? new_like(*x[0]) : new_output(*x[0], {0}));
+    p.dtype = dtype;
     p.numel = x[0]->numel();
-    if (p.numel == 0) return out;
-    const Tensor* any = nullptr;
-    for (size_t m = 0; m < out.size(); ++m) {
-        p.out[m] = wanted[m] ? out[m].data_ptr() : nullptr;
-        if (wanted[m]) any = &out[m];
+    if (p.numel == 0) return;
+    const Tensor *any = nullptr;
+    for (size_t m = 0; m < outputs; ++m) {
+        p.out[m] = out[m] ? out[m]->data_ptr() : nullptr;
+        if (out[m]) any = out[m];
     }
-    if (!any) return out;
-    const int64_t* strides[kMaxInputs + 1];
-    int64_t* merged[kMaxInputs + 1];
+    if (!any) return;
+    const int64_t *strides[kMaxInputs + 1];
+    int64_t *merged[kMaxInputs + 1];
     for (size_t n = 0; n < inputs; ++n)
         strides[n] = x[n]->strides().data(), merged[n] = p.in_stride[n];
-    strides[inputs] = any->strides().data(), merged[inputs] = p.out_stride[0];  // all are alike
-    // Outermost is what lies so in the outputs, whose order nobody sees: of a transposed matrix,
-    // and results like it, one run of memory.
+    strides[inputs] = any->strides().data(),
+    merged[inputs] = p.out_stride[0];  // all are alike
+    // Outermost is what lies so in the outputs, whose order nobody sees: of a
+    // transposed matrix, and results like it, one run of memory.
     const InOrder order(*any);
-    std::vector<int64_t> sorted;
-    if (!order.is_given) {
-        sorted.reserve((inputs + 1) * any->dim());
-        for (size_t i = 0; i <= inputs; ++i) strides[i] = order.of(strides[i], sorted);
-    }
-    p.dims = merge_dims(any->dim(), order.is_given ? any->sizes().data() : order.size.data(),
-                        strides, int(inputs) + 1, kMaxDims, p.size, merged);
+    int64_t sorted[kMaxInputs + 1][kLargerThanOne];
+    for (size_t i = 0; i <= inputs && !order.is_given; ++i)
+        strides[i] = order.of(strides[i], sorted[i]);
+    p.dims =
+        merge_dims(order.count, order.size, strides, int(inputs) + 1, kMaxDims, p.size, merged);
     if (p.dims < 0) {
-        std::vector<Tensor> copies;
-        for (size_t n = 0; n < inputs; ++n) copies.push_back(torch::stable::contiguous(*x[n]));
-        std::vector<const Tensor*> flat;
-        for (const Tensor& copy : copies) flat.push_back(&copy);
-        const std::vector<Tensor> results = run_elementwise(e, flat, wanted);
-        for (size_t m = 0; m < out.size(); ++m)
-            if (wanted[m]) torch::stable::copy_(out[m], results[m]);
-        return out;
+        std::vector<Tensor> copies, results;
+        copies.reserve(inputs), results.reserve(outputs);
+        const Tensor *flat[kMaxInputs];
+        Tensor *to[kMaxInputs] = {};
+        for (size_t n = 0; n < inputs; ++n)
+            flat[n] = &copies.emplace_back(torch::stable::contiguous(*x[n]));
+        for (size_t m = 0; m < outputs; ++m)
+            if (out[m]) to[m] = &results.emplace_back(new_like(copies[0]));
+        run_elementwise(e, dtype, flat, inputs, to, outputs);
+        for (size_t m = 0; m < outputs; ++m)
+            if (out[m]) torch::stable::copy_(*out[m], *to[m]);
+        return;
     }
     if (p.dims == 0) {
         p.size[p.dims++] = 1;
         for (size_t i = 0; i <= inputs; ++i) merged[i][0] = 1;
     }
-    for (size_t m = 1; m < out.size(); ++m) std::copy_n(p.out_stride[0], p.dims, p.out_stride[m]);
+    for (size_t m = 1; m < outputs; ++m) std::copy_n(p.out_stride[0], p.dims, p.out_stride[m]);
     for (size_t n = 0; n < inputs; ++n) p.in[n] = x[n]->data_ptr();
     launch(e.op, *x[0], p, p.numel, 32768, e.on_cpu, e.on_cuda);
-    return out;
 }
 
 /// What torch's dispatcher calls, for an operator of so many tensors.
-template <const Elementwise& e, typename Inputs>
+template <const Elementwise &e, typename Inputs>
 struct ElementwiseKernel;
-template <const Elementwise& e, size_t... I>
+template <const Elementwise &e, size_t... I>
 struct ElementwiseKernel<e, std::index_sequence<I...>> {
     template <size_t>
     using Input = Tensor;
 
-    static Tensor one(const Input<I>&... x) { return run_elementwise(e, {&x...}, {true})[0]; }
+    static Tensor one(const Input<I> &...x) {
+        const Tensor *const in[] = {&x...};
+        const DType dtype = check_alike(e, in, sizeof...(I));
+        Tensor out = new_like(*in[0]), *const to[] = {&out};
+        run_elementwise(e, dtype, in, sizeof...(I), to, 1);
+        return out;
+    }
 
-    static std::tuple<Input<I>...> gradients(const Tensor& grad_out, const Input<I>&... x,
-                                             const std::vector<bool>& output_mask) {
+    static std::tuple<Input<I>...> gradients(const Tensor &grad_out, const Input<I> &...x,
+                                             const std::vector<bool> &output_mask) {
         if (output_mask.size() != sizeof...(I))
             raise(e.op, "output_mask must have " + std::to_string(sizeof...(I)) + " flags, got " +
                             std::to_string(output_mask.size()));
-        std::vector<Tensor> out = run_elementwise(e, {&grad_out, &x...}, output_mask);
+        const Tensor *const in[] = {&grad_out, &x...};
+        const DType dtype = check_alike(e, in, 1 + sizeof...(I));
+        Tensor out[] = {output_mask[I] ? new_like(grad_out) : new_output(grad_out, {0})...};
+        Tensor *const to[] = {output_mask[I] ? &out[I] : nullptr...};
+        run_elementwise(e, dtype, in, 1 + sizeof...(I), to, sizeof...(I));
         return {out[I]...};
     }
 };
 
 /// "a, b" with a word before each name.
-inline std::string each(const char* names, const char* before) {
+inline std::string each(const char *names, const char *before) {
     std::string text = before;
     for (; *names; ++names) {
         text += *names;
@@ -149,7 +179,7 @@ inline std::string each(const char* names, const char* before) {
     return text;
 }
 
-inline std::string backward_schema(const char* op, const char* names) {
+inline std::string backward_schema(const char *op, const char *names) {
     const int count = Elementwise::count(names);
     std::string text = std::string(op) + "_backward(Tensor grad_out, " + each(names, "Tensor ");
     if (count == 1) return text + ") -> Tensor";
@@ -172,8 +202,9 @@ inline std::string backward_schema(const char* op, const char* names) {
         m.impl(#X, TORCH_BOX((&ElementwiseKernel<X##_operator, Inputs>::one)));            \
     }
 
-/// Registers X_backward, whose function object takes grad_out and the arguments of X, and has a
-/// gradient for each argument. Of several, `output_mask` says which to compute.
+/// Registers X_backward, whose function object takes grad_out and the arguments
+/// of X, and has a gradient for each argument. Of several, `output_mask` says
+/// which to compute.
 #define OCTET_ELEMENTWISE_BACKWARD(X, Function, ...)                                              \
     static constexpr Elementwise X##_backward_operator{                                           \
         #X, "grad_out, " #__VA_ARGS__, X##_backward_cpu, OCTET_CUDA_LAUNCHER(X##_backward_cuda)}; \

@@ -8,10 +8,8 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <initializer_list>
 #include <optional>
 #include <stdexcept>
@@ -19,27 +17,18 @@
 #include <vector>
 
 #include "common.h"
+#include "torch/library.h"
 
 #ifdef OCTET_CUDA
 // Declared by torch only where CUDA's own headers are included, which nothing here needs.
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
-#define OCTET_CUDA_LAUNCHER(function) (&(function))
-#else
-#define OCTET_CUDA_LAUNCHER(function) static_cast<decltype(&(function))>(nullptr)
 #endif
 
 using torch::stable::Tensor;
 
-/// Registers a schema, unless loader declared it when it was imported: jit/operators/schemas.py,
-/// which names its process, since the environment goes on to others.
+/// Registers a schema, unless loader has.
 inline void define(torch::stable::detail::StableLibrary& m, const std::string& schema) {
-    const char* const declared = std::getenv("OCTET_DECLARED");
-    char* names = nullptr;
-    if (declared && std::strtol(declared, &names, 10) == getpid()) {
-        const std::string name = " " + schema.substr(0, schema.find('(')) + " ";
-        if ((std::string(names) + " ").find(name) != std::string::npos) return;
-    }
-    m.def(schema.c_str());
+    if (!is_declared(schema)) m.def(schema.c_str());
 }
 
 /// Throws what Python sees as RuntimeError, with this text alone.
@@ -250,6 +239,7 @@ inline void launch([[maybe_unused]] const char* op, const Tensor& like, const Pa
                    int64_t count, int64_t grain, void (*on_cpu)(const Params*, int64_t, int64_t),
                    [[maybe_unused]] const char* (*on_cuda)(const Params*, void*)) {
     if (like.is_cpu()) {
+        if (count > 0 && count <= grain) return on_cpu(&p, 0, count);
         torch::stable::parallel_for(0, count, grain,
                                     [&](int64_t begin, int64_t end) { on_cpu(&p, begin, end); });
         return;

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "multilinear.h"
-#include "torch/glue.h"
+#include "torch/rest.h"
 #include "torch/shapes.h"
 
 /// Points [begin, end) to a thread: enough work to be worth handing over.
@@ -43,6 +43,14 @@ inline void set_feats(MultilinearParams& p, const Tensor& feats) {
     copy_strides(feats, p.feats_stride);
 }
 
+/// Runs the kernels, of what few calls need those that are compiled behind.
+template <typename Op>
+void run(const Tensor& like, const MultilinearParams& p) {
+    auto* on_cuda = Op::on_cuda;
+    if (needs_rest(p, !like.is_cpu())) on_cuda = rest_of<MultilinearRest>(Op::name)->of_16bit;
+    launch(Op::name, like, p, p.N, points_grain(1 << Op::D, p.F), Op::on_cpu, on_cuda);
+}
+
 template <typename Op>
 Tensor multilinear(const Tensor& feats, const Tensor& points) {
     check_inputs<Op>(&feats, points);
@@ -53,7 +61,7 @@ Tensor multilinear(const Tensor& feats, const Tensor& points) {
     if (out.numel() == 0) return out;
     set_feats(p, feats);
     p.out = out.data_ptr();
-    launch(Op::name, out, p, p.N, points_grain(1 << Op::D, p.F), Op::on_cpu, Op::on_cuda);
+    run<Op>(out, p);
     return out;
 }
 
@@ -82,7 +90,7 @@ std::tuple<Tensor, Tensor> multilinear_backward(const Tensor& grad_out, std::opt
         copy_strides(grad_out, p.grad_out_stride);
         p.grad_feats = need_feats ? grad_feats.data_ptr() : nullptr;
         p.grad_points = need_points ? grad_points.data_ptr() : nullptr;
-        launch(Op::name, points, p, N, points_grain(K, F), Op::on_cpu, Op::on_cuda);
+        run<Op>(points, p);
     }
     return {grad_feats, grad_points};
 }

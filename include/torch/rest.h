@@ -1,20 +1,12 @@
 // What few calls of an operator X need, in a library of its own, made of the sources
-// kernels/X/*.rest.*: a table of functions, whose address the operator octet::rest_of_X gives.
-// loader has a stand-in for that, which waits until the library is built, and loads it.
+// kernels/X/*.rest.*: a table of functions (rest_table.h), whose address the operator
+// octet::rest_of_X gives. loader has a stand-in for that, which waits until the library is built,
+// and loads it.
 #pragma once
 #include <atomic>
 
 #include "torch/glue.h"
-
-/// In one of those sources: `table` is a function that returns a pointer to X's table.
-#define OCTET_REST(X, table)                                                          \
-    static std::string rest_of_##X() {                                                \
-        return "@" + std::to_string(reinterpret_cast<uintptr_t>(table()));            \
-    }                                                                                 \
-    STABLE_TORCH_LIBRARY_FRAGMENT(octet, m) { define(m, "rest_of_" #X "() -> str"); } \
-    STABLE_TORCH_LIBRARY_IMPL(octet, CompositeExplicitAutograd, m) {                  \
-        m.impl("rest_of_" #X, TORCH_BOX(&rest_of_##X));                               \
-    }
+#include "torch/rest_table.h"
 
 /// In ops/X.cpp: X's table, whose library is loaded first where that is still to do.
 template <typename Table>

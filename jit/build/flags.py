@@ -169,7 +169,9 @@ def _ask_compiler(cxx: list[str]) -> list[list[str]]:
 
     def accepts(*flags: str) -> bool:
         trial = [*cxx, *flags, "-x", "c++", "/dev/null"]
-        return start(trial, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait() == 0
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        # Twice: what a busy machine refuses for once would be kept, and decide how all is linked.
+        return any(start(trial, **silent).wait() == 0 for _ in range(2))
 
     linkers = (f"-fuse-ld={name}" for name in ("lld", "gold") if shutil.which(f"ld.{name}"))
     works = (f for f in linkers if accepts("-shared", "-fPIC", f, "-o", "/dev/null"))

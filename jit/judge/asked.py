@@ -46,6 +46,12 @@ class Misused(Exception):
     """The user's mistake: the candidate cannot be judged."""
 
 
+class Lost(Misused):
+    """The reference's GPU takes no more calls: what it was called with is nothing for it."""
+
+    case = ""  # by which, if it may be left out
+
+
 class Options(NamedTuple):
     """What is asked of a judgement."""
 
@@ -57,6 +63,7 @@ class Options(NamedTuple):
     device: str = "cpu"
     sanitizer: str = ""  # the program that the candidate is run under once more
     general: bool = False  # other shapes, dtypes and determinism count
+    without: tuple[str, ...] = ()  # cases that are nothing for the reference
 
 
 class Turn:
@@ -139,7 +146,8 @@ class Asked:
 
     def _raised(self, what: str, text: str, kind: str, build: dict | None) -> None:
         if self.role == "reference" or kind == "unusable":
-            raise Misused(text if kind == "unusable" else f"the reference raises: {text}")
+            text = text if kind == "unusable" else f"the reference raises: {text}"
+            raise (Lost if kind == "lost" else Misused)(text)
         if kind == "exited":
             text = f"it calls sys.exit(): {text}"
         data = {"build": build} if build else {}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 SPARSE = "nine of ten zero"
+_DRAWN = "standard normal", "magnitudes from 2^-4 to 2^4", SPARSE
 _FEW = 8  # elements below which nothing can be said about structure
 
 
@@ -73,11 +74,12 @@ def distributions(case: Case) -> list[Case]:
     def sparse(x: Tensor) -> Tensor:
         return torch.where(torch.rand(x.shape, generator=drawn) < 0.9, 0.0, normal(x)).to(x.dtype)
 
-    return [
-        each("standard normal", normal),
-        each("magnitudes from 2^-4 to 2^4", wide),
-        each(SPARSE, sparse),
-    ]
+    return [each(name, make) for name, make in zip(_DRAWN, (normal, wide, sparse), strict=True)]
+
+
+def alike(name: str) -> tuple[str, ...]:
+    """Return the names of cases that a reference does not take if it does not take this one."""
+    return _DRAWN if name in _DRAWN else (name,)
 
 
 def shuffled(case: Case, name: str) -> Case:

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from ..machine import settings
-from . import heap, tamper, watched
-from .asked import Misused, Options, Turn
+from . import cases, heap, tamper, watched
+from .asked import Lost, Misused, Options, Turn
 from .confine import Limits, Prison
 from .forms import Source
 from .jail import Jail
@@ -125,9 +125,20 @@ class _Session:
         print(json.dumps({"number": number} | answer), flush=True)
 
     def _judged(self, candidate: Source, number: int) -> dict:
-        """Judge one, in a process of its own."""
-        reference = Source(*self._order["reference"])
-        options, limits = Options(**self._order["options"]), Limits(**self._order["limits"])
+        """Judge one, in a process of its own; anew without what ended the reference's GPU."""
+        options = Options(**self._order["options"])
+        while True:
+            try:
+                return self._judged_once(candidate, number, options)
+            except Lost as lost:
+                if not lost.case:
+                    return {"unusable": str(lost)}
+                options = options._replace(without=(*options.without, *cases.alike(lost.case)))
+            except Misused as error:
+                return {"unusable": str(error)}
+
+    def _judged_once(self, candidate: Source, number: int, options: Options) -> dict:
+        reference, limits = Source(*self._order["reference"]), Limits(**self._order["limits"])
         text = None
         if candidate.path:
             try:
@@ -162,8 +173,6 @@ class _Session:
                 jails.append(Jail(functools.partial(_watched_life, *how), prison, limits))
                 data = referee.sanitize(jails[-1])
             return {"data": {"candidate": candidate.label(), "reference": reference.label()} | data}
-        except Misused as error:
-            return {"unusable": str(error)}
         finally:
             for jail in jails:
                 jail.close()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import cases, clock, compare, exhibits, watched
-from .asked import MOST, Asked, Misused, Options, Turn
+from .asked import MOST, Asked, Lost, Misused, Options, Turn
 from .cases import Case
 from .jail import Ended, Jail
 from .verdict import Ledger, Refused
@@ -107,10 +107,8 @@ class Referee:
             raise Misused(f"the reference: {ended}{where}") from None
         if self.compiled and not self.compiled.jail.alive:
             raise Misused(f"torch.compile of the reference: {ended}{where}") from None
-        check = "runs"
-        if ended.reason == "crashed" and self._guarded and "memory" in str(ended):
-            check = "bounds"
-        self._ledger.failed(check, f"{ended}{where}")
+        outside = ended.reason == "crashed" and self._guarded and "memory" in str(ended)
+        self._ledger.failed("bounds" if outside else "runs", f"{ended}{where}")
         self.data["ended"] = ended.reason
 
     def _summary(self, seconds: float) -> dict:
@@ -253,17 +251,21 @@ class Referee:
 
     def _expected(self, case: Case, required: bool, closely: bool = False) -> Expected | None:
         """Ask the reference; None where it has nothing to compare with."""
+        if case.name in self._options.without:
+            return None
         reference = self.reference
-        seed = 1
         try:
             reference.give(case)
-            answer = reference.ask("call", guarded=False, keep=False, seed=seed)
+            answer = reference.ask("call", guarded=False, keep=False, seed=1)
             plain = reference.tensors(answer, "results")
             after = reference.now()
             reference.give(case)
-            words: dict[str, Any] = {"precision": self._options.precision, "closely": closely}
-            found = reference.ask("exact", seed=seed, **words)
+            own = self._options.precision
+            found = reference.ask("exact", seed=1, precision=own, closely=closely)
             pairs = reference.tensors(found, "results")
+        except Lost as lost:
+            lost.case = "" if required else case.name
+            raise
         except Misused:
             if required:
                 raise
@@ -274,8 +276,8 @@ class Referee:
         if not required and (not finite or (whole and case.name == cases.SPARSE)):
             return None  # which of equal numbers comes first is nobody's mistake
         self.data.setdefault("tolerance", found["rule"])
-        tree, aliases = answer["results"]["tree"], answer["aliases"]
-        return Expected(tree, plain, exact, allowed, after, aliases, found["rule"])
+        tree = answer["results"]["tree"]
+        return Expected(tree, plain, exact, allowed, after, answer["aliases"], found["rule"])
 
     def _called(self, case: Case, expected: Expected, check: str) -> list[Tensor]:
         """Call the candidate, and look at all that can be seen. Raises: Refused, Ended."""
@@ -290,8 +292,7 @@ class Referee:
             raise Refused("results", f"a result is on {wrong.pop()}, not {self._options.device}")
         if answer["late"]:
             raise Refused("streams", "a result changed once all streams were waited for")
-        outside = "wrote beside an argument" if self.candidate.spoilt() else answer["outside"]
-        if outside:
+        if outside := "wrote beside an argument" if self.candidate.spoilt() else answer["outside"]:
             raise Refused("bounds", f"it {outside[:300]}")
         if patched := answer["patched"]:
             raise Refused("tampering", f"it replaced {', '.join(patched[:5])}"[:500])
@@ -299,8 +300,7 @@ class Referee:
             raise Refused("inputs_unchanged", "an argument is not what the reference leaves of it")
         self._right(case, got, expected, check)
         shared = {result for result, *_ in expected.aliases}  # by the reference itself
-        named = [a for a in answer["aliases"] if a[0] not in shared]
-        if named:
+        if named := [a for a in answer["aliases"] if a[0] not in shared]:
             number, what, other = named[0]
             whose = f"argument {other}" if what == "input" else f"the result of call {other + 1}"
             raise Refused("aliasing", f"result {number} lies in the memory of {whose}")

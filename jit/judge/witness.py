@@ -295,6 +295,8 @@ def _kind(error: BaseException) -> str:
         return "unusable"
     if isinstance(error, BuildError):
         return "build"
+    if isinstance(error, RuntimeError) and "CUDA error:" in str(error):
+        return "lost"  # an assertion on the GPU, or an illegal address: each later call raises too
     return "exited" if isinstance(error, SystemExit) else "raised"
 
 

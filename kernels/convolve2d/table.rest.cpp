@@ -1,6 +1,6 @@
 // What kernels of more taps than forward.cu is compiled for need on a GPU: see Convolve2dRest.
 #include "convolve2d.h"
-#include "torch/rest.h"
+#include "torch/rest_table.h"
 
 static const Convolve2dRest* table() {
     static const Convolve2dRest functions = {

@@ -2,6 +2,5 @@
 #include "linear_backward.cuh"
 
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream) {
-    if (job.p.dtype == DType::kDouble) return launch_backward<double, 1>(job, stream);
     return (V == 4 ? launch_backward<float, 4> : launch_backward<float, 1>)(job, stream);
 }

@@ -2,6 +2,5 @@
 #include "linear_forward.cuh"
 
 const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream) {
-    if (job.p.dtype == DType::kDouble) return launch_forward<double, 1>(job, stream);
     return (V == 4 ? launch_forward<float, 4> : launch_forward<float, 1>)(job, stream);
 }

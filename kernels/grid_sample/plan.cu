@@ -163,13 +163,6 @@ const char* finish_fixed(const GridSampleJob& job, const GridSampleParams& calle
     return launch_error();
 }
 
-/// In this file: what every file reads would be a quarter of the time that one of its own takes.
-template <typename T>
-const char* second(GridSampleJob& job, cudaStream_t stream) {
-    return launch_points(job.p.D == 3 ? second_kernel<T, 3> : second_kernel<T, 2>, job,
-                         32 >> job.lanes_log2, stream);
-}
-
 const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice, int processors,
                 cudaStream_t stream) {
     const char* error = nullptr;
@@ -205,16 +198,19 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     set_points(job, plan);
     // The kernels for small offsets write these zeros on their way: one launch less.
     if (flat && p.grad_grid && job.general && (error = zero_grid())) return error;
+    const bool exact = p.dtype == DType::kDouble;
     if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
         error = p.rest->cubic(job, plan.V, stream);
-    else if (!p.grad_out)
-        error = (bits16 ? p.rest->forward_16bit : grid_sample_forward)(job, plan.V, stream);
     else if (is_second(p))
-        error = (p.dtype == DType::kDouble  ? second<double>
-                 : p.dtype == DType::kFloat ? second<float>
-                                            : second<Short>)(job, stream);
+        error = p.rest->second(job, plan.V, stream);
+    else if (!p.grad_out)
+        error = (bits16  ? p.rest->forward_16bit
+                 : exact ? p.rest->forward_double
+                         : grid_sample_forward)(job, plan.V, stream);
     else
-        error = (bits16 ? p.rest->backward_16bit : grid_sample_backward)(job, plan.V, stream);
+        error = (bits16  ? p.rest->backward_16bit
+                 : exact ? p.rest->backward_double
+                         : grid_sample_backward)(job, plan.V, stream);
     if (error || !(plan.sums || plan.fixed)) return error;
     switch (p.dtype) {
         case DType::kFloat:

@@ -1,13 +1,18 @@
 // What few calls of grid_sample need: see GridSampleRest.
 #include "grid_sample.h"
-#include "torch/rest.h"
+#include "torch/rest_table.h"
 
 static const GridSampleRest* table() {
     static const GridSampleRest functions = {
         grid_sample_cubic_cpu,
         OCTET_CUDA_LAUNCHER(grid_sample_cubic),
+        OCTET_CUDA_LAUNCHER(grid_sample_second),
         OCTET_CUDA_LAUNCHER(grid_sample_forward_16bit),
         OCTET_CUDA_LAUNCHER(grid_sample_backward_16bit),
+        OCTET_CUDA_LAUNCHER(grid_sample_forward_double),
+        OCTET_CUDA_LAUNCHER(grid_sample_backward_double),
+        grid_sample_rows_cpu,
+        OCTET_CUDA_LAUNCHER(grid_sample_rows_cuda),
     };
     return &functions;
 }

@@ -12,15 +12,14 @@
 // (fixed_point.cuh). 16-bit gradients are summed in float32, a group of levels at a time so that
 // the sums stay in the L2, and rounded once.
 // Backward to the points gathers as the forward does; sums of each group, then over the groups.
-// F = 1, 2, 4 and 8 have kernels of their own, here those of float32, any other F those in any.cu.
+// F = 1, 2, 4 and 8 have kernels of their own, here those of float32, any other F those in
+// any.rest.cu.
 #include "points.cuh"
 
 const char* hash_grid_cuda(const HashGridParams* p, void* stream) {
-    return own_kernels(*p) ? encode<float>(*p, static_cast<cudaStream_t>(stream))
-                           : hash_grid_any_cuda(p, stream);
+    return encode<float>(*p, static_cast<cudaStream_t>(stream));
 }
 
 const char* hash_grid_points_cuda(const HashGridParams* p, void* stream) {
-    return own_kernels(*p) ? points_gradient<float>(*p, static_cast<cudaStream_t>(stream))
-                           : hash_grid_points_any_cuda(p, stream);
+    return points_gradient<float>(*p, static_cast<cudaStream_t>(stream));
 }

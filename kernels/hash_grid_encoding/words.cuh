@@ -6,13 +6,6 @@
 #include "short.cuh"
 #include "vector.cuh"
 
-/// What they are for any number of features, in a file of its own.
-OCTET_KERNEL const char* hash_grid_any_cuda(const HashGridParams* p, void* stream);
-OCTET_KERNEL const char* hash_grid_points_any_cuda(const HashGridParams* p, void* stream);
-/// The gradient of table levels from `first` on, a group of them, added as table.cu's kernel does.
-OCTET_KERNEL void hash_grid_table_any_cuda(const HashGridParams* p, int first, void* sums,
-                                           unsigned long long* memory, void* stream);
-
 namespace {
 
 constexpr int kThreads = 256;
