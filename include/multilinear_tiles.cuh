@@ -28,6 +28,19 @@ struct Placed {
     __device__ bool even() const { return part.kind != kRows; }
 };
 
+/// This thread's words of `runs` runs of up to `words` words each: of one run, the block's threads
+/// take turns; of several, as many neighbours as a power of two tells, so that nothing is divided.
+struct Share {
+    int run, runs, word, words;  // the first, and from each to the next
+    __device__ Share(int all, int most) {
+        int log = 5;
+        while (log > 0 && 1 << (log - 1) >= most) --log;
+        run = threadIdx.x >> log, runs = blockDim.x >> log;
+        word = threadIdx.x & ((1 << log) - 1), words = 1 << log;
+        if (all == 1) run = 0, runs = 1, word = threadIdx.x, words = blockDim.x;
+    }
+};
+
 /// Fetches `count` points' K rows of `width` elements; the caller waits for them.
 template <int K, typename T>
 __device__ inline Placed<K> fetch(char* to, const T* from, const Part& part, int count, int width) {
@@ -39,14 +52,16 @@ __device__ inline Placed<K> fetch(char* to, const T* from, const Part& part, int
                                              : row;
     const int runs = part.kind == kOne ? 1 : part.kind == kCells ? count : count * K;
     const int words = part.kind == kOne ? (int(first & 15) + length + 15) / 16 : part.pitch / 16;
-    for (int i = threadIdx.x; i < runs * words; i += blockDim.x) {
-        const int run = runs == 1 ? 0 : i / words, word = i - run * words;
+    const Share share(runs, words);
+    for (int run = share.run; run < runs; run += share.runs) {
         const int n = part.kind == kRows ? run / K : run, k = part.kind == kRows ? run % K : 0;
         const uintptr_t at = first + (n * part.stride[0] + k * part.stride[1]) * int64_t(sizeof(T));
-        const uintptr_t begin = (at & ~uintptr_t(15)) + 16 * word, end = at + length;
-        if (begin < end)
-            copy_word(to + run * part.pitch + 16 * word, begin,
-                      end - begin < 16 ? end - begin : 16);
+        const uintptr_t begin = at & ~uintptr_t(15);
+        const int bytes = int(at - begin) + length;
+        char* const there = to + run * part.pitch;
+#pragma unroll 4
+        for (int i = 16 * share.word; i < bytes; i += 16 * share.words)
+            copy_word(there + i, begin + i, bytes - i < 16 ? bytes - i : 16);
     }
     return {part, unsigned(first)};
 }
@@ -173,17 +188,19 @@ template <int K, typename T>
 __device__ inline void store_rows(T* to, char* from, const Rows& rows, int64_t F, int width) {
     constexpr int V = 16 / sizeof(T);
     const int words = rows.pitch / 16;
-    for (int i = threadIdx.x; i < K * words; i += blockDim.x) {
-        const int k = i / words, word = i - k * words;
-        const int f = word * V - (rows.row(k) & 15) / int(sizeof(T));
-        const char* source = from + k * rows.pitch + 16 * word;
-        T* row = to + k * F;
-        if (f >= 0 && f + V <= width)
-            *reinterpret_cast<uint4*>(row + f) = *reinterpret_cast<const uint4*>(source);
-        else
-            for (int j = 0; j < V; ++j)
-                if (f + j >= 0 && f + j < width) row[f + j] = reinterpret_cast<const T*>(source)[j];
-    }
+    const Share share(K, words);
+    for (int k = share.run; k < K; k += share.runs)
+        for (int word = share.word; word < words; word += share.words) {
+            const int f = word * V - (rows.row(k) & 15) / int(sizeof(T));
+            const char* source = from + k * rows.pitch + 16 * word;
+            T* row = to + k * F;
+            if (f >= 0 && f + V <= width)
+                *reinterpret_cast<uint4*>(row + f) = *reinterpret_cast<const uint4*>(source);
+            else
+                for (int j = 0; j < V; ++j)
+                    if (f + j >= 0 && f + j < width)
+                        row[f + j] = reinterpret_cast<const T*>(source)[j];
+        }
 }
 
 /// The gradient to feats alone.
@@ -235,6 +252,25 @@ __device__ inline void turn(A (&values)[K], int by) {
 #pragma unroll
         for (int k = 0; k < K; ++k) values[k] = by & step ? moved[k] : values[k];
     }
+}
+
+/// sum_k slope_k,axis * dot[k], an axis folded at a time: 7 steps where D is 3, and not 24
+/// products.
+template <typename Cell, typename A>
+__device__ inline A fold(const Position<Cell, A>& at, const A* dot, int axis) {
+    A sums[1 << Cell::D];
+#pragma unroll
+    for (int k = 0; k < 1 << Cell::D; ++k) sums[k] = dot[k];
+#pragma unroll
+    for (int bit = Cell::D - 1; bit >= 0; --bit)
+#pragma unroll
+        for (int d = 0; d < Cell::D; ++d)
+            if (Cell::bit(d) == bit)
+#pragma unroll
+                for (int k = 0; k < 1 << bit; ++k)
+                    sums[k] = d == axis ? A(0.5) * (sums[k + (1 << bit)] - sums[k])
+                                        : at.low[d] * sums[k] + at.high[d] * sums[k + (1 << bit)];
+    return sums[0];
 }
 
 /// The gradient to points, and to feats where it is asked for, so that feats and grad_out are read
@@ -343,9 +379,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
             const Position<Cell, A> at(places + n * D);
 #pragma unroll
             for (int axis = 0; axis < D; ++axis) {
-                A sum = 0;
-#pragma unroll
-                for (int k = 0; k < K; ++k) sum += at.slope(k, axis) * dot[k];
+                A sum = fold(at, dot, axis);
                 for (int mask = (lanes < 32 ? lanes : 32) / 2; mask > 0; mask /= 2)
                     sum += __shfl_xor_sync(~0u, sum, mask);
                 if (lanes > 32) {
