@@ -1,16 +1,22 @@
 // The CUDA kernels of elementwise operators; see elementwise.h.
 // Traffic decides: for float32, 4 bytes read per input and element and 4 written per output.
-// Data that lies in rows is moved as 16-byte words, one per thread and tensor, wherever rows begin;
-// anything else element by element, neighbouring threads having neighbouring elements of the
-// output.
+// Inputs that are one run in memory like the outputs are moved as 16-byte words, wherever they
+// begin. Of any others a thread gathers the elements of one such word of the outputs: reads of
+// single elements that neighbouring threads make together cost less than words that have to be
+// shifted and joined where rows end. Matrices that lie transposed in memory go through tiles.
 #pragma once
+#include <algorithm>
+#include <numeric>
+
 #include "dims.h"
 #include "elementwise.h"
 #include "short.cuh"
 #include "vector.cuh"
 
 constexpr int kThreads = 256;
-constexpr int64_t kSmall = 1 << 20;  // elements of 4 bytes
+constexpr int64_t kSmall = 1 << 17;  // elements of 4 bytes
+constexpr int64_t kRepeats = 8;      // vectors to a thread where all are alike
+constexpr int kMostTurned = 4;       // inputs that tiles are worth their registers for
 
 namespace elementwise {
 
@@ -46,32 +52,37 @@ struct Strided : Flat<N, M> {
     DType dtype;
     int64_t size[kMaxDims], in_stride[N][kMaxDims];
     Divisor divisor[kMaxDims];
+    double inverse[kMaxDims];
 
     explicit Strided(const ElementwiseParams& p) : Flat<N, M>(p), dims(p.dims), dtype(p.dtype) {
         small = p.numel < int64_t(1) << 31;
         for (int d = 0; d < dims; ++d) {
             size[d] = p.size[d];
             if (small) divisor[d] = Divisor(p.size[d]);
+            inverse[d] = 1 / double(p.size[d]);
             for (int n = 0; n < N; ++n) in_stride[n][d] = p.in_stride[n][d];
         }
     }
-    /// Where element i of the outputs lies in each input; its place in the innermost dimension.
-    __device__ int64_t place(int64_t i, int64_t (&at)[N]) const {
-        int64_t column = 0;
+    /// i / size[d]. What is not small by a product that is one off at most: the division of 64-bit
+    /// integers would take the registers of a whole kernel.
+    __device__ int64_t quotient(int64_t i, int d) const {
+        if (small) return divisor[d].quotient(unsigned(i));
+        const int64_t near = int64_t(double(i) * inverse[d]), left = i - near * size[d];
+        return near + (left >= size[d]) - (left < 0);
+    }
+    /// Where index i of dimensions 0 to d, counted as one, lies in each input.
+    __device__ void place(int64_t i, int d, int64_t (&at)[N]) const {
 #pragma unroll
         for (int n = 0; n < N; ++n) at[n] = 0;
 #pragma unroll 1
-        for (int d = dims - 1; d > 0; --d) {
-            const int64_t outer = small ? int64_t(divisor[d].quotient(unsigned(i))) : i / size[d];
-            const int64_t index = i - outer * size[d];
-            if (d == dims - 1) column = index;
+        for (; d > 0; --d) {
+            const int64_t outer = quotient(i, d), index = i - outer * size[d];
 #pragma unroll
             for (int n = 0; n < N; ++n) at[n] += index * in_stride[n][d];
             i = outer;
         }
 #pragma unroll
         for (int n = 0; n < N; ++n) at[n] += i * in_stride[n][0];
-        return dims == 1 ? i : column;
     }
 };
 
@@ -132,82 +143,87 @@ __global__ void __launch_bounds__(kThreads) flat_kernel(Flat<N, M> p, int64_t wh
     }
 }
 
-/// V neighbours in a row whose elements are 0, 1 or 2 apart.
-template <typename T, int V>
-__device__ inline Vector<T, V> load_row(const T* from, int64_t step) {
-    if (step == 1) return load_anywhere(from);
-    Vector<T, V> x;
-    if (step == 0) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) x.at[j] = *from;
-        return x;
-    }
-    // Not one element further than the last that is asked for.
-    const auto low = load_anywhere(from), high = load_anywhere(from + V - 1);
-#pragma unroll
-    for (int j = 0; j < V; ++j) x.at[j] = 2 * j < V ? low.at[2 * j] : high.at[2 * j - (V - 1)];
-    return x;
-}
-
-/// A vector to a thread, from rows of at least one; the last one's row may end within it.
+/// A vector of the outputs to a thread, its elements gathered along the rows of the inputs. Where
+/// results come again every `again` elements they are computed once and stored as often.
 template <typename Function, typename T, int N, int M>
-__global__ void __launch_bounds__(kThreads) rows_kernel(Strided<N, M> p) {
-    constexpr auto all = std::make_index_sequence<N>();
-    constexpr int V = 16 / sizeof(T);
-    const int64_t i = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * V;
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const __grid_constant__ Strided<N, M> p, int64_t again) {
+    constexpr int V = N > 4 && sizeof(T) == 2 ? 4 : 16 / sizeof(T);  // of many inputs, registers
+    const int inner = p.dims - 1;
+    int64_t i = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * V;
     if (i >= p.numel) return;
-    int64_t at[N], next[N];
-    Vector<T, V> in[N], out[M];
-    const int64_t length = p.size[p.dims - 1];
-    const int64_t left = length - p.place(i, at);
-    const bool whole = i + V <= p.numel;
-    if (left < V && whole) p.place(i + left, next);
+    const int64_t length = p.size[inner], row = inner ? p.quotient(i, inner) : 0;
+    const int64_t column = i - row * length;
+    // Counts of no more than a vector, in 32 bits.
+    const int count = int(min(p.numel - i, int64_t(V))), most = int(min(length, int64_t(V)));
+    int left = int(min(length - column, int64_t(V)));
+    const T* from[N];
+    int64_t at[N], jump[N];  // behind a row to the next one
+    if (inner) p.place(row, inner - 1, at);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-        const T* data = static_cast<const T*>(p.in[n]);
-        const int64_t step = p.in_stride[n][p.dims - 1];
-        if (left >= V) {
-            in[n] = load_row<T, V>(data + at[n], step);
-        } else {
-            const auto low = load_row<T, V>(data + at[n] - (V - left) * step, step);
-            const auto high = whole ? load_row<T, V>(data + next[n], step) : low;
-            in[n] = bit_copy<Vector<T, V>>(window<T>(bit_copy<uint4>(low), bit_copy<uint4>(high),
-                                                     unsigned(V - left) * unsigned(sizeof(T))));
+        const int64_t step = p.in_stride[n][inner];
+        from[n] = static_cast<const T*>(p.in[n]) + (inner ? at[n] : 0) + column * step;
+        jump[n] = inner ? p.in_stride[n][inner - 1] - length * step : 0;
+    }
+    if (inner > 1 && left < count) {  // maybe to the next plane; it has one end of a row at most
+        int64_t next[N];
+        p.place(row + 1, inner - 1, next);
+#pragma unroll
+        for (int n = 0; n < N; ++n) jump[n] = next[n] - at[n] - length * p.in_stride[n][inner];
+    }
+    T in[V][N];
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        if (j < count) {
+#pragma unroll
+            for (int n = 0; n < N; ++n) in[j][n] = *from[n];
         }
+        const bool end = --left == 0;  // no branch: it would part the loads
+        if (end) left = most;
+#pragma unroll
+        for (int n = 0; n < N; ++n) from[n] += p.in_stride[n][inner] + (end ? jump[n] : 0);
     }
     Acc<T> x[N];
+    Vector<T, V> out[M];
 #pragma unroll
     for (int j = 0; j < V; ++j) {
 #pragma unroll
-        for (int n = 0; n < N; ++n) x[n] = value_of(in[n].at[j], p.dtype);
-        const auto y = several(call<Function>(x, all));
+        for (int n = 0; n < N; ++n) x[n] = value_of(in[j][n], p.dtype);
+        const auto y = several(call<Function>(x, std::make_index_sequence<N>()));
 #pragma unroll
         for (int m = 0; m < M; ++m) out[m].at[j] = stored<T>(y.at[m], p.dtype);
     }
+#pragma unroll 1
+    for (; i < p.numel; i += again)
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
-        if (M > 1 && !p.out[m]) continue;
-        T* to = static_cast<T*>(p.out[m]) + i;
-        if (whole)
-            store_vector(to, out[m]);
-        else
-            for (int j = 0; j < V; ++j)
-                if (j < left) to[j] = out[m].at[j];
-    }
+        for (int m = 0; m < M; ++m) {
+            if (M > 1 && !p.out[m]) continue;
+            T* to = static_cast<T*>(p.out[m]) + i;
+            if (i + V <= p.numel) {
+                store_vector(to, out[m]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < V; ++j)
+                    if (i + j < p.numel) to[j] = out[m].at[j];
+            }
+        }
 }
 
-/// Element by element, `kEach` of them to a thread whose loads are under way together: neighbouring
-/// threads have neighbours of the output.
-template <typename Function, typename T, int kEach, int N, int M>
-__global__ void __launch_bounds__(kThreads) strided_kernel(Strided<N, M> p) {
-    const int64_t first = int64_t(blockIdx.x) * (kThreads * kEach) + threadIdx.x;
+/// Element by element, up to `each` of them to a thread: for outputs that begin anywhere, rows of
+/// less than a vector in planes, and what is small.
+template <typename Function, typename T, int N, int M>
+__global__ void __launch_bounds__(kThreads)
+    strided_kernel(const __grid_constant__ Strided<N, M> p, int each) {
+    constexpr int kEach = N > 2 ? 1 : 4;
+    const int64_t first = int64_t(blockIdx.x) * (kThreads * each) + threadIdx.x;
     T in[kEach][N];
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
         const int64_t i = first + e * kThreads;
         int64_t at[N];
-        if (i < p.numel) {
-            p.place(i, at);
+        if (e < each && i < p.numel) {
+            p.place(i, p.dims - 1, at);
 #pragma unroll
             for (int n = 0; n < N; ++n) in[e][n] = static_cast<const T*>(p.in[n])[at[n]];
         }
@@ -215,14 +231,80 @@ __global__ void __launch_bounds__(kThreads) strided_kernel(Strided<N, M> p) {
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
         const int64_t i = first + e * kThreads;
+        if (e >= each || i >= p.numel) return;
         Acc<T> x[N];
 #pragma unroll
         for (int n = 0; n < N; ++n) x[n] = value_of(in[e][n], p.dtype);
         const auto y = several(call<Function>(x, std::make_index_sequence<N>()));
 #pragma unroll
         for (int m = 0; m < M; ++m)
-            if (i < p.numel && (M == 1 || p.out[m]))
-                static_cast<T*>(p.out[m])[i] = stored<T>(y.at[m], p.dtype);
+            if (M == 1 || p.out[m]) static_cast<T*>(p.out[m])[i] = stored<T>(y.at[m], p.dtype);
+    }
+}
+
+/// True for an input whose neighbours in memory are neighbours along the outer of two dimensions.
+HD inline bool is_turned(int64_t pitch, int64_t step) { return pitch > 0 && step > pitch; }
+
+template <typename T>
+constexpr int kTile = sizeof(T) == 2 ? 64 : 32;  // elements, at least one sector each way
+
+/// A square of the last two dimensions to a block. Inputs whose neighbours in memory are neighbours
+/// along the outer one are read along it and turned in shared memory.
+template <typename Function, typename T, int N, int M>
+__global__ void __launch_bounds__(kThreads)
+    tile_kernel(const __grid_constant__ Strided<N, M> p, unsigned across, unsigned tiles) {
+    constexpr int kSide = kTile<T>, kRows = kThreads / kSide, kEach = kSide / kRows;
+    __shared__ T turned[kSide][kSide + 4 / sizeof(T) + (sizeof(T) == 8)];
+    const int inner = p.dims - 1, lane = threadIdx.x % kSide, first = threadIdx.x / kSide;
+    const unsigned plane = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+    const int64_t rows = p.size[inner - 1] - int64_t(tile / across) * kSide;
+    const int64_t columns = p.size[inner] - int64_t(tile % across) * kSide;
+    int64_t at[N];
+    if (inner > 1) p.place(plane, inner - 2, at);
+    // How many of a thread's elements there are where its lane lies along one side.
+    const auto count = [&](int64_t along, int64_t other) {
+        return lane < along ? int((min(other, int64_t(kSide)) - first + kRows - 1) / kRows) : 0;
+    };
+    T in[kEach][N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        const int64_t pitch = p.in_stride[n][inner - 1], step = p.in_stride[n][inner];
+        const bool turn = is_turned(pitch, step);
+        const int64_t ahead = (turn ? step : pitch) * kRows;
+        const int most = turn ? count(rows, columns) : count(columns, rows);
+        const T* from = static_cast<const T*>(p.in[n]) + (inner > 1 ? at[n] : 0) +
+                        (p.size[inner - 1] - rows + (turn ? lane : first)) * pitch +
+                        (p.size[inner] - columns + (turn ? first : lane)) * step;
+#pragma unroll
+        for (int k = 0; k < kEach; ++k, from += ahead)
+            if (k < most) in[k][n] = *from;
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        if (!is_turned(p.in_stride[n][inner - 1], p.in_stride[n][inner])) continue;
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < kEach; ++k) turned[k * kRows + first][lane] = in[k][n];
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < kEach; ++k) in[k][n] = turned[lane][k * kRows + first];
+    }
+    const int most = count(columns, rows);
+    const int64_t begin =
+        (plane * p.size[inner - 1] + p.size[inner - 1] - rows + first) * p.size[inner] +
+        p.size[inner] - columns + lane;
+    const int64_t ahead = p.size[inner] * kRows;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+        if (k >= most) continue;
+        Acc<T> x[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n) x[n] = value_of(in[k][n], p.dtype);
+        const auto y = several(call<Function>(x, std::make_index_sequence<N>()));
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+            if (M == 1 || p.out[m])
+                static_cast<T*>(p.out[m])[begin + k * ahead] = stored<T>(y.at[m], p.dtype);
     }
 }
 
@@ -250,6 +332,22 @@ inline ElementwiseParams in_memory_order(const ElementwiseParams& p, int tensors
     return sorted;
 }
 
+/// True where elements of an input lie so far apart that a sector holds two at most: there what
+/// neighbouring threads read together counts, and not how much one of them reads.
+inline bool sparse(const ElementwiseParams& p, int inputs, int64_t bytes) {
+    const int inner = p.dims - 1;
+    for (int n = 0; n < inputs; ++n) {
+        const int64_t step = p.in_stride[n][inner];
+        int64_t each = step * bytes;  // from one to the next, rows taken together
+        if (inner > 0 && p.in_stride[n][inner - 1] >= step * p.size[inner])
+            each = p.in_stride[n][inner - 1] * bytes / p.size[inner];
+        else if (inner > 0)
+            continue;
+        if (each >= std::max<int64_t>(16, 4 * bytes)) return true;
+    }
+    return false;
+}
+
 }  // namespace elementwise
 
 template <typename Function>
@@ -258,10 +356,12 @@ inline const char* elementwise_cuda(const ElementwiseParams& given, void* stream
     constexpr int N = inputs<Function>, M = outputs<Function>;
     const auto queue = static_cast<cudaStream_t>(stream);
     const ElementwiseParams p = given.dims == 1 ? given : in_memory_order(given, N);
-    bool flat = p.dims == 1, rows = true, aligned = true, placed = true;
+    bool flat = p.dims == 1, aligned = true, placed = true, turned = false, repeats = p.dims == 2;
     for (int n = 0; n < N; ++n) {
         const int64_t step = p.in_stride[n][p.dims - 1];
-        flat = flat && step == 1, rows = rows && step <= 2;
+        const int64_t pitch = p.dims > 1 ? p.in_stride[n][p.dims - 2] : step;
+        flat = flat && step == 1, turned = turned || is_turned(pitch, step);
+        repeats = repeats && pitch == 0;
         aligned = aligned && reinterpret_cast<uintptr_t>(p.in[n]) % 16 == 0;
     }
     for (int m = 0; m < M; ++m) placed = placed && reinterpret_cast<uintptr_t>(p.out[m]) % 16 == 0;
@@ -285,19 +385,37 @@ inline const char* elementwise_cuda(const ElementwiseParams& given, void* stream
         return launch_error();
     }
     const Strided<N, M> strided(p);
+    const int64_t length = p.size[p.dims - 1];
     const auto launch = [&](auto element) {
         using T = decltype(element);
-        constexpr int V = 16 / sizeof(T), kEach = N > 2 ? 1 : 4;
-        const bool few = small || sizeof(T) == 8;
-        if (!few && rows && placed && p.size[p.dims - 1] >= V)
-            rows_kernel<Function, T, N, M>
-                <<<unsigned(ceil_div(p.numel, kThreads * V)), kThreads, 0, queue>>>(strided);
-        else if (few)
-            strided_kernel<Function, T, 1, N, M>
-                <<<unsigned(ceil_div(p.numel, kThreads)), kThreads, 0, queue>>>(strided);
-        else
-            strided_kernel<Function, T, kEach, N, M>
-                <<<unsigned(ceil_div(p.numel, kThreads * kEach)), kThreads, 0, queue>>>(strided);
+        constexpr int V = N > 4 && sizeof(T) == 2 ? 4 : 16 / sizeof(T);
+        if (!placed || flat || (p.dims > 2 && length < V) || sparse(p, N, sizeof(T))) {
+            const int each = small || N > 2 ? 1 : 4;
+            strided_kernel<Function, T, N, M>
+                <<<unsigned(ceil_div(p.numel, kThreads * each)), kThreads, 0, queue>>>(strided,
+                                                                                       each);
+            return;
+        }
+        if constexpr (N <= kMostTurned)
+            if (turned && !repeats && !small && length >= 32 && p.size[p.dims - 2] >= 32) {
+                const int64_t across = ceil_div(length, kTile<T>);
+                const int64_t tiles = across * ceil_div(p.size[p.dims - 2], kTile<T>);
+                const int64_t planes = p.numel / (length * p.size[p.dims - 2]);
+                if (tiles * planes < int64_t(1) << 31) {
+                    tile_kernel<Function, T, N, M>
+                        <<<unsigned(tiles * planes), kThreads, 0, queue>>>(
+                            strided, unsigned(across), unsigned(tiles));
+                    return;
+                }
+            }
+        int64_t blocks = ceil_div(p.numel, kThreads * V), again = p.numel;
+        if (repeats) {
+            // So many blocks that rows begin anew behind them.
+            const int64_t period = length / std::gcd(length, int64_t(kThreads * V));
+            const int64_t fewer = ceil_div(ceil_div(blocks, kRepeats), period) * period;
+            if (fewer < blocks) blocks = fewer, again = blocks * kThreads * V;
+        }
+        gather_kernel<Function, T, N, M><<<unsigned(blocks), kThreads, 0, queue>>>(strided, again);
     };
     if (p.dtype == DType::kDouble)
         launch(double{});
