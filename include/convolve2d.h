@@ -5,6 +5,7 @@
 // the kernel a correlation of two images, and derivatives of these are the three again.
 #pragma once
 #include "common.h"
+#include "rates.h"
 
 /// How an image a b c d goes on beyond its border.
 enum class Boundary : int32_t {
@@ -61,25 +62,24 @@ OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* 
 OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
 
 /// Whether multiply-adds in strips are quicker than those of forward.cu and than tensor cores.
-/// Measured on an H200, 271 cases at random beside both: in float32 wherever forward.cu has no
-/// kernel of that size, with few taps from half a million pixels on. Tiles of 16-bit images are
-/// slower to fill, which pays from 14 million products on, and tensor cores have less to do for
-/// these.
 inline bool convolve2d_by_strips(const Convolve2dParams& p) {
+    constexpr auto r = kGpu.convolve2d;
     const int64_t taps = p.kh * p.kw;
-    const bool square = p.kh == p.kw && p.kw % 2 == 1 && p.kw <= 9;
-    if (p.dtype == DType::kDouble || p.kw > kStripTaps || square) return false;
+    const bool square = p.kh == p.kw && p.kw % 2 == 1 && p.kw <= r.square;
+    if (p.dtype == DType::kDouble || p.kw > kStripTaps || taps == 1) return false;
     const double pixels = double(p.N) * p.OH * p.OW;
-    if (p.dtype == DType::kFloat) return taps >= 8 || (taps > 1 && pixels > 5e5);
-    const bool beside_bands = p.kw <= 8 || (p.kw <= 14 && taps <= 170);
-    return taps >= 16 && p.OW > 32 && pixels * taps > 1.4e7 && beside_bands;
+    if (square)
+        return p.dtype == DType::kFloat && p.in_stride[1] % 4 != 0 && pixels >= r.unaligned_pixels;
+    if (p.dtype == DType::kFloat) return taps >= r.strip_taps || pixels > r.strip_pixels;
+    const bool beside_bands = p.kw <= r.narrow || taps <= r.strip_most_16bit;
+    return taps >= r.strip_taps_16bit && p.OW > r.strip_width_16bit &&
+           pixels * double(taps) > r.products_16bit && beside_bands;
 }
-/// Whether tensor cores are quicker than multiply-adds. Measured on an H200, 2048 x 2048 in
-/// float32: a row of taps costs them 2.5 us for each 24 columns, whether these are taps or not, and
-/// their tiles 38 us in all; multiply-adds of forward.cu cost 0.45 us a tap where the compiler does
-/// not know the size.
+/// Whether tensor cores are quicker than multiply-adds of forward.cu.
 inline bool convolve2d_by_bands(const Convolve2dParams& p) {
-    return p.dtype != DType::kDouble && p.kh * p.kw > 81 && p.kw > 4;
+    constexpr auto r = kGpu.convolve2d;
+    if (p.dtype == DType::kDouble) return false;
+    return p.kw > r.bands_wide || (p.kh * p.kw > r.bands_taps && p.kw > r.bands_columns);
 }
 /// The same of the gradient to the kernel, whose sums are of 16 x 16 or 32 x 32 taps: at least a
 /// third of these have to be wanted, and the pixels to be many where the taps are few.

@@ -45,6 +45,28 @@ struct GpuRates {
         int32_t shared_least = 16, shared_least_16bit = 22;  // entries along an axis, below which
                                                              // the L1 cache serves as well
     } lut3d;
+    /// Of the gradient to a table, from 249 random cases with 16 ways each in turn.
+    struct Lut3dSums {
+        int32_t longest_run = 16;                          // pixels of a thread
+        int64_t few = 16000, fair = 64000, many = 300000;  // pixels, below which runs are shorter
+        int32_t tiny = 512, small = 4913, middle = 64000;  // entries that many pixels meet at once
+        int64_t shared_bytes = 110000;  // of copies in shared memory: two blocks to an SM
+    } lut3d_sums;
+    /// Convolutions forward, from 345 random cases with each way in turn: multiply-adds in tiles,
+    /// in strips, bands on tensor cores.
+    struct Convolve2d {
+        // Tiles are compiled for odd squares up to so wide. Of float32 they are quicker only where
+        // rows lie in words of 16 bytes: beside these strips take 0.52 to 0.74 of the time.
+        int64_t square = 9, unaligned_pixels = 1000000;
+        int64_t strip_taps = 8;     // of float32: strips are as quick from so many on,
+        double strip_pixels = 5e5;  // or from so many pixels
+        // Of 16 bits strips are slower to fill, which pays from so many products on.
+        int64_t strip_taps_16bit = 8, strip_width_16bit = 32;
+        double products_16bit = 1.4e7;
+        int64_t narrow = 8, strip_most_16bit = 256;  // columns; taps of wider ones
+        // A row of taps costs bands the same whether 24 columns are taps or not.
+        int64_t bands_taps = 81, bands_columns = 4, bands_wide = 16;
+    } convolve2d;
     struct Rows {
         int64_t few = 1000000;    // bytes of a forward that tiles are no help to,
         int64_t many = 32000000;  // and of sums that they are one to

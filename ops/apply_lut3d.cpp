@@ -130,6 +130,13 @@ int64_t parts_of(const ApplyLut3dParams& p, bool need_lut) {
                     : ceil_div(p.N, 4096);
 }
 
+/// Whether the CPU adds to grad_lut itself: where few pixels meet a large table, clearing, reading
+/// and writing it are most of the work.
+bool sums_in_place(const ApplyLut3dParams& p, const Tensor& image) {
+    return image.is_cpu() && p.parts == 1 && p.lut_dtype == p.dtype &&
+           (p.dtype == DType::kFloat || p.dtype == DType::kDouble);
+}
+
 /// (grad_image, grad_lut); what is not asked for comes back empty.
 std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Tensor& image,
                                                 const Tensor& given, std::string interpolation,
@@ -166,13 +173,20 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
         p.grad_lut = grad_lut.data_ptr();
         // Of the CUDA kernels' deterministic sums: see kernels/apply_lut3d/backward.cu.
         const bool fixed = deterministic && image.is_cuda();
-        sums = fixed ? new_bytes(lut, apply_lut3d_fixed_bytes(p))
-                     : new_work(p, lut, p.parts * p.entries * 4);
-        p.sums = sums->data_ptr();
+#ifdef OCTET_CUDA
+        if (image.is_cuda()) apply_lut3d_plan_cuda(&p, image.get_device_index());
+#endif
+        if (sums_in_place(p, image)) {
+            p.sums = p.grad_lut;
+        } else {
+            sums = fixed ? new_bytes(lut, apply_lut3d_fixed_bytes(p))
+                         : new_work(p, lut, p.parts * p.entries * 4);
+            p.sums = sums->data_ptr();
+        }
     }
     launch(kName, lut, p, p.parts, 1, apply_lut3d_backward_cpu,
            OCTET_CUDA_LAUNCHER(apply_lut3d_backward_cuda));
-    if (need_lut)
+    if (need_lut && p.sums != p.grad_lut)
         launch(kName, lut, p, p.entries, 4096, apply_lut3d_sum_cpu,
                OCTET_CUDA_LAUNCHER(apply_lut3d_sum_cuda));
     return {grad_image, grad_lut};

@@ -207,27 +207,43 @@ void apply_lut3d_table_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end
     });
 }
 
-/// Both gradients of one pixel, from `table` or a copy of its cell; `sums` and `slope` may be null.
-template <typename A>
+/// Adds `weight` times `grad` to an entry of sums: of four numbers, the last of them 0, or of
+/// three. Those of three are done as two and one: what was stored as four at once and is then
+/// loaded as the next entry's four would have to wait for the store.
+template <int kWidth, typename A>
+inline void add_weighted(A* sum, A weight, typename Lanes<A, 4>::type grad) {
+    using Four = typename Lanes<A, 4>::type;
+    using Two = typename Lanes<A, 2>::type;
+    if constexpr (kWidth == 4) {
+        const Four x = load_lanes<Four>(sum) + weight * grad;
+        memcpy(sum, &x, sizeof(x));
+    } else {
+        const Two x = load_lanes<Two>(sum) + weight * Two{grad[0], grad[1]};
+        memcpy(sum, &x, sizeof(x));
+        sum[2] += weight * grad[2];
+    }
+}
+
+/// Both gradients of one pixel, from `table` or a copy of its cell; `sums`, of kWidth numbers to an
+/// entry, and `slope` may be null.
+template <int kWidth, typename A>
 void pixel_gradients(Lut3dMethod method, const A* table, const A (*cell)[4], int32_t S, const A* t,
                      int64_t entry, const A* grad, A* sums, A* slope) {
-    using Four = typename Lanes<A, 4>::type;
-    const Four wanted = {grad[0], grad[1], grad[2], 0};
+    const typename Lanes<A, 4>::type wanted = {grad[0], grad[1], grad[2], 0};
     const Tetrahedron<A> corners(t, S), of_cell(t, 2);
     const bool trilinear = method == Lut3dMethod::kTrilinear;
     const int count = trilinear ? 8 : 4;
     A value[8];
     for (int k = 0; k < count; ++k) {
-        const int64_t at = 4 * (entry + (trilinear ? corner_offset(k, S) : corners.offset[k]));
+        const int64_t at = entry + (trilinear ? corner_offset(k, S) : corners.offset[k]);
         if (slope) {
-            const A* corner = table ? table + at : cell[trilinear ? k : of_cell.offset[k]];
+            const A* corner = table ? table + 4 * at : cell[trilinear ? k : of_cell.offset[k]];
             value[k] = grad[0] * corner[0] + grad[1] * corner[1] + grad[2] * corner[2];
         }
         if (sums) {
             const A weight = trilinear ? corner_weight(k, t) : corners.weight[k];
             if (!trilinear && weight == 0) continue;  // 0 times an infinity is no number
-            const Four sum = load_lanes<Four>(sums + at) + weight * wanted;
-            memcpy(sums + at, &sum, sizeof(sum));
+            add_weighted<kWidth, A>(sums + kWidth * at, weight, wanted);
         }
     }
     if (!slope) return;
@@ -236,13 +252,13 @@ void pixel_gradients(Lut3dMethod method, const A* table, const A (*cell)[4], int
         slope[axis] = value[corners.rank[axis] + 1] - value[corners.rank[axis]];
 }
 
-template <typename T>
+template <typename T, int kWidth>
 void gradients(const ApplyLut3dParams& p, int64_t part) {
     using A = Acc<T>;
     const int64_t entries = p.entries;
     const int64_t each = ceil_div(p.N, p.parts), last = std::min(p.N, (part + 1) * each);
-    A* sums = p.sums ? static_cast<A*>(p.sums) + 4 * entries * part : nullptr;
-    if (sums) std::fill_n(sums, 4 * entries, A(0));
+    A* sums = p.sums ? static_cast<A*>(p.sums) + kWidth * entries * part : nullptr;
+    if (sums) std::fill_n(sums, kWidth * entries, A(0));
     Block<A> block;
     A grad_out[3][kBlock], cells[kCells][8][4];
     const bool copies = p.grad_image && !p.table;
@@ -257,8 +273,9 @@ void gradients(const ApplyLut3dParams& p, int64_t part) {
             const A t[] = {block.t[0][i], block.t[1][i], block.t[2][i]};
             const A grad[] = {grad_out[0][i], grad_out[1][i], grad_out[2][i]};
             A slope[3];
-            pixel_gradients(p.method, static_cast<const A*>(p.table), copies ? cells[i] : nullptr,
-                            p.S, t, block.entry[i], grad, sums, out ? slope : nullptr);
+            pixel_gradients<kWidth>(p.method, static_cast<const A*>(p.table),
+                                    copies ? cells[i] : nullptr, p.S, t, block.entry[i], grad, sums,
+                                    out ? slope : nullptr);
             if (out)
                 for (int c = 0; c < 3; ++c)
                     out[3 * i + c] = store<T>(within(block.x[c][i]) ? slope[c] * A(p.S - 1) : A(0));
@@ -268,7 +285,15 @@ void gradients(const ApplyLut3dParams& p, int64_t part) {
 
 void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end) {
     dispatch(p->dtype, [&](auto element) {
-        for (int64_t part = begin; part < end; ++part) gradients<decltype(element)>(*p, part);
+        using T = decltype(element);
+        for (int64_t part = begin; part < end; ++part) {
+            if constexpr (sizeof(T) > 2)
+                if (p->sums && p->sums == p->grad_lut) {
+                    gradients<T, 3>(*p, part);
+                    continue;
+                }
+            gradients<T, 4>(*p, part);
+        }
     });
 }
 
