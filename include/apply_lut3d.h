@@ -68,6 +68,8 @@ struct ApplyLut3dParams {
     Lut3dMethod method;
     DType dtype, lut_dtype;  // of the image, unless `bytes`, and of lut
     Lut3dWay way;            // of the CUDA kernels, forward
+    int32_t run;             // backward: pixels that a thread sums up before it writes,
+    int32_t copies;          // and copies of sums in shared memory: a power of two, or 0
     bool bytes;              // image and out are uint8
     bool deterministic;      // grad_lut is to have the same bits in every run
 };
@@ -83,6 +85,8 @@ OCTET_KERNEL const char* apply_lut3d_ranges_cuda(const ApplyLut3dParams* p, void
 OCTET_KERNEL const char* apply_lut3d_bytes_cuda(const ApplyLut3dParams* p, void* stream);
 /// By which kernels this device does a forward.
 OCTET_KERNEL Lut3dWay apply_lut3d_way_cuda(const ApplyLut3dParams* p, int32_t device);
+/// Sets run, copies and parts for a gradient to lut on this device.
+OCTET_KERNEL void apply_lut3d_plan_cuda(ApplyLut3dParams* p, int32_t device);
 /// For contiguous images of floating point; see kernels/apply_lut3d/shared.cu.
 OCTET_KERNEL const char* apply_lut3d_shared_cuda(const ApplyLut3dParams* p, void* stream);
 /// grad_image and sums, each unless it is null. CPU: parts [begin, end) of the pixels.
@@ -132,6 +136,31 @@ inline Lut3dWay apply_lut3d_way(const ApplyLut3dParams& p, int64_t shared_bytes)
     tell_choice("apply_lut3d", "table", ways[best].name, "the least by the model",
                 {ways[0], ways[1], ways[2], ways[3]});
     return Lut3dWay(best);
+}
+
+/// Sets how a GPU sums a gradient to lut up: run, copies and parts. Long runs of pixels write less
+/// where neighbours share a cell, short ones keep the GPU busy where there are few; parts and
+/// copies keep apart what would add to the same entry at once.
+inline void apply_lut3d_plan(ApplyLut3dParams& p, int64_t shared_bytes) {
+    constexpr auto r = kGpu.lut3d_sums;
+    p.run = r.longest_run, p.copies = 0, p.parts = 1;
+    if (p.deterministic) return;
+    const int64_t copy = 3 * int64_t(p.entries) * (p.dtype == DType::kDouble ? 8 : 4);
+    const bool small = p.entries <= r.small, middle = p.entries <= r.middle;
+    if (p.tables == 1 && p.entries <= r.tiny && copy <= shared_bytes) {
+        p.run = p.N < r.many ? 1 : 4;
+        for (p.copies = 1; p.copies < 32 && 2 * p.copies * copy <= r.shared_bytes;) p.copies *= 2;
+        tell_choice("apply_lut3d", "gradient to lut", "sums in shared memory", "few entries");
+        return;
+    }
+    if (p.N < r.few) {
+        p.run = 2;
+    } else if (p.N < r.fair || (middle && p.N < r.many) || small) {
+        p.run = 4;
+    }
+    if (p.N >= (small ? r.few : r.fair) && middle) p.parts = small && p.N >= r.many ? 64 : 8;
+    tell_choice("apply_lut3d", "gradient to lut", p.parts > 1 ? "sums in several copies" : "sums",
+                "pixels and entries");
 }
 
 /// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header.

@@ -45,6 +45,13 @@ struct GpuRates {
         int32_t shared_least = 16, shared_least_16bit = 22;  // entries along an axis, below which
                                                              // the L1 cache serves as well
     } lut3d;
+    /// Of the gradient to a table, from 249 random cases with 16 ways each in turn.
+    struct Lut3dSums {
+        int32_t longest_run = 16;                          // pixels of a thread
+        int64_t few = 16000, fair = 64000, many = 300000;  // pixels, below which runs are shorter
+        int32_t tiny = 512, small = 4913, middle = 64000;  // entries that many pixels meet at once
+        int64_t shared_bytes = 110000;  // of copies in shared memory: two blocks to an SM
+    } lut3d_sums;
     /// Convolutions forward, from 345 random cases with each way in turn: multiply-adds in tiles,
     /// in strips, bands on tensor cores.
     struct Convolve2d {

@@ -173,6 +173,9 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
         p.grad_lut = grad_lut.data_ptr();
         // Of the CUDA kernels' deterministic sums: see kernels/apply_lut3d/backward.cu.
         const bool fixed = deterministic && image.is_cuda();
+#ifdef OCTET_CUDA
+        if (image.is_cuda()) apply_lut3d_plan_cuda(&p, image.get_device_index());
+#endif
         if (sums_in_place(p, image)) {
             p.sums = p.grad_lut;
         } else {

@@ -1,9 +1,12 @@
 // The gradients of apply_lut3d on the GPU.
 //
 // grad_image gathers, as the forward does. grad_lut scatters: many pixels add to few entries, and
-// atomics bind. Neighbouring pixels of a photograph mostly share a cell, so a thread takes kRun of
+// atomics bind. Neighbouring pixels of a photograph mostly share a cell, so a thread takes a run of
 // them and keeps the sums of the cell's corners in registers until the cell changes. An entry then
-// costs one vector reduction of 16 bytes (sm_90; three of 4 bytes before it).
+// costs one vector reduction of 16 bytes (sm_90; three of 4 bytes before it). Additions to the same
+// entry wait for each other: many pixels on few entries go to several copies of the sums, and those
+// of a tiny table to shared memory first, where lanes have copies of their own. apply_lut3d_plan()
+// chooses.
 //
 // In the deterministic form the sums are whole numbers of 64 bits, which any order adds up to the
 // same bits. Their unit is a power of two that fits the largest |grad_out|, a pass of its own, so
@@ -12,7 +15,9 @@
 // flags.
 #include "cells.cuh"
 
-constexpr int kRun = 16;  // pixels of a thread
+// Threads of a block that sums in shared memory: as registers allow.
+template <typename A>
+constexpr int kSharedThreads = sizeof(A) == 8 ? 384 : 768;
 
 /// `sums` of the deterministic form.
 struct Fixed {
@@ -90,20 +95,44 @@ __device__ __noinline__ void add_fixed(const Fixed& fixed, int64_t i, A r, A g, 
     fixed.add(i + 2, b, scale);
 }
 
-/// Adds a cell's sums to the table's.
+/// Where sums of numbers go: to the table's in memory.
 template <typename A>
-__device__ inline void flush(const ApplyLut3dParams& p, int32_t entry, const A (*sum)[3],
-                             double scale) {
+struct MemorySums {
+    A* to;
+    bool deterministic;
+    double scale;
+
+    __device__ void add(const ApplyLut3dParams& p, int64_t i, const A* x) const {
+        if (deterministic)
+            add_fixed(Fixed(p), 3 * i, x[0], x[1], x[2], scale);
+        else
+            add_entry(to + 4 * i, x);
+    }
+};
+
+/// Or to a block's own in shared memory, where lanes have as many copies as there is room for: no
+/// two lanes of a warp then wait for each other, nor for a bank.
+template <typename A>
+struct SharedSums {
+    A* to;
+    int copies;  // a power of two
+
+    __device__ void add(const ApplyLut3dParams&, int32_t i, const A* x) const {
+        A* at = to + 3 * i * copies + (threadIdx.x & (copies - 1));
+#pragma unroll
+        for (int c = 0; c < 3; ++c) atomicAdd(at + c * copies, x[c]);
+    }
+};
+
+/// Adds a cell's sums.
+template <typename Sums, typename A>
+__device__ inline void flush(const ApplyLut3dParams& p, const Sums& sums, int32_t entry,
+                             const A (*sum)[3]) {
     if (entry < 0) return;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
         if (sum[k][0] == 0 && sum[k][1] == 0 && sum[k][2] == 0) continue;
-        const int64_t i = entry + corner_offset(k, p.S);
-        if (p.deterministic) {
-            add_fixed(Fixed(p), 3 * i, sum[k][0], sum[k][1], sum[k][2], scale);
-        } else {
-            add_entry(static_cast<A*>(p.sums) + 4 * i, sum[k]);
-        }
+        sums.add(p, entry + corner_offset(k, p.S), sum[k]);
     }
 }
 
@@ -183,13 +212,11 @@ __global__ void __launch_bounds__(kLutThreads)
     store_group(p.grad_image, n, pixels.end, image);
 }
 
-template <typename T, bool kTetrahedral>
-__global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
+/// Adds the sums of pixels [first, last), which go through the table that begins at `entry`.
+template <typename T, bool kTetrahedral, typename Sums>
+__device__ inline void add_run(const ApplyLut3dParams& p, const Sums& sums, int64_t first,
+                               int64_t last, int32_t table) {
     using A = Acc<T>;
-    const Pixels pixels(p, (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kRun);
-    const int64_t first = pixels.first, end = pixels.end;
-    const int64_t last = first + kRun < end ? first + kRun : end;
-    const double scale = p.deterministic ? Fixed(p).scale() : 0;
     int32_t current = -1;
     A sum[8][3] = {};
     for (int64_t n = first; n <= last; ++n) {  // the last time round only to write what is left
@@ -204,10 +231,10 @@ __global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
                 x[c] = value_of(image[c * p.image_at.channel], p.dtype);
                 grad[c] = value_of(grads[c * p.grad_out_at.channel], p.dtype);
             }
-            place = place_of<T>(x, p.S, pixels.entry);
+            place = place_of<T>(x, p.S, table);
         }
         if (place.entry != current) {
-            flush(p, current, sum, scale);
+            flush(p, sums, current, sum);
             current = place.entry;
 #pragma unroll
             for (int i = 0; i < 8; ++i)
@@ -226,6 +253,55 @@ __global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
 }
 
 template <typename T, bool kTetrahedral>
+__global__ void __launch_bounds__(kLutThreads) sums_kernel(ApplyLut3dParams p) {
+    using A = Acc<T>;
+    const Pixels pixels(p, (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * p.run);
+    const int64_t first = pixels.first, end = pixels.end;
+    const int64_t last = first + p.run < end ? first + p.run : end;
+    A* to = static_cast<A*>(p.sums) + blockIdx.x % unsigned(p.parts) * (4 * int64_t(p.entries));
+    const MemorySums<A> sums{to, p.deterministic, p.deterministic ? Fixed(p).scale() : 0};
+    add_run<T, kTetrahedral>(p, sums, first, last, pixels.entry);
+}
+
+/// The same in shared memory, for one table that fits there.
+template <typename T, bool kTetrahedral>
+__global__ void __launch_bounds__(kSharedThreads<Acc<T>>) shared_sums_kernel(ApplyLut3dParams p) {
+    using A = Acc<T>;
+    constexpr int kThreads = kSharedThreads<A>;
+    extern __shared__ __align__(16) double memory[];
+    const SharedSums<A> sums{reinterpret_cast<A*>(memory), p.copies};
+    for (int i = threadIdx.x; i < 3 * p.entries * p.copies; i += kThreads) sums.to[i] = 0;
+    __syncthreads();
+    const int64_t step = int64_t(gridDim.x) * kThreads * p.run;
+    for (int64_t n = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * p.run; n < p.N; n += step)
+        add_run<T, kTetrahedral>(p, sums, n, n + p.run < p.N ? n + p.run : p.N, 0);
+    __syncthreads();
+    A* const to =
+        static_cast<A*>(p.sums) + blockIdx.x % unsigned(p.parts) * (4 * int64_t(p.entries));
+    for (int i = threadIdx.x; i < p.entries; i += kThreads) {
+        A sum[3] = {};
+        for (int k = 0; k < p.copies; ++k)
+#pragma unroll
+            for (int c = 0; c < 3; ++c)
+                sum[c] += sums.to[(3 * i + c) * p.copies + ((k + threadIdx.x) & (p.copies - 1))];
+        if (!(sum[0] == 0 && sum[1] == 0 && sum[2] == 0)) add_entry(to + 4 * int64_t(i), sum);
+    }
+}
+
+template <typename T, bool kTetrahedral>
+void shared_sums(const ApplyLut3dParams& p, cudaStream_t on) {
+    int device = 0, processors = 0, most = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    const int bytes = 3 * p.entries * p.copies * int(sizeof(Acc<T>));
+    const int beside = most / (bytes + 1024) < 2 ? 1 : 2;
+    auto* const kernel = shared_sums_kernel<T, kTetrahedral>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    kernel<<<processors * beside, kSharedThreads<Acc<T>>, bytes, on>>>(p);
+}
+
+template <typename T, bool kTetrahedral>
 void backward(const ApplyLut3dParams& p, cudaStream_t on) {
     if (p.grad_image) {
         const bool image_words = in_words(p, p.image, p.image_at);
@@ -233,10 +309,18 @@ void backward(const ApplyLut3dParams& p, cudaStream_t on) {
         const dim3 blocks = blocks_of(p, kGroup);
         image_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p, image_words, grad_words);
     }
-    if (p.sums) {
-        const dim3 blocks = blocks_of(p, kRun);
+    if (p.sums && p.copies) {
+        shared_sums<T, kTetrahedral>(p, on);
+    } else if (p.sums) {
+        const dim3 blocks = blocks_of(p, p.run);
         sums_kernel<T, kTetrahedral><<<blocks, kLutThreads, 0, on>>>(p);
     }
+}
+
+void apply_lut3d_plan_cuda(ApplyLut3dParams* p, int32_t device) {
+    int bytes = 0;
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    apply_lut3d_plan(*p, bytes);
 }
 
 const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream) {
@@ -246,8 +330,9 @@ const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream) {
         using T = decltype(element);
         if constexpr (sizeof(T) > 1) {
             if (p->sums) {
-                const int64_t bytes =
-                    p->deterministic ? apply_lut3d_fixed_bytes(*p) : 4 * entries * sizeof(Acc<T>);
+                const int64_t bytes = p->deterministic
+                                          ? apply_lut3d_fixed_bytes(*p)
+                                          : p->parts * 4 * entries * int64_t(sizeof(Acc<T>));
                 cudaMemsetAsync(p->sums, 0, bytes, on);
                 if (p->deterministic) {
                     const int64_t blocks = ceil_div(p->N, kLutThreads);
@@ -264,26 +349,36 @@ const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream) {
     return launch_error();
 }
 
+/// A deterministic sum.
 template <typename A>
-__global__ void sum_kernel(ApplyLut3dParams p, int32_t entries) {
+__device__ inline double fixed_sum(const ApplyLut3dParams& p, int64_t at) {
+    const Fixed fixed(p);
+    double sum = double(static_cast<long long>(fixed.high[at]));
+    if constexpr (sizeof(A) == 8)
+        sum += scalbn(double(static_cast<long long>(fixed.low[at])), -fixed.bits);
+    sum /= fixed.scale();
+    const double infinity = __longlong_as_double(0x7ff0000000000000);
+    const int flags = fixed.flags[at];
+    if (flags) sum = flags == 1 ? infinity : flags == 2 ? -infinity : infinity - infinity;
+    return sum;
+}
+
+template <typename A>
+__global__ void sum_kernel(const __grid_constant__ ApplyLut3dParams p, int32_t entries) {
     const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
     if (i >= entries) return;
+    A sum[3] = {};
+    if (!p.deterministic)
+        for (int64_t k = 0; k < p.parts; ++k) {
+            const Rgb<A> part =
+                entry(static_cast<const A*>(p.sums) + k * (4 * int64_t(entries)), i);
+#pragma unroll
+            for (int c = 0; c < 3; ++c) sum[c] += part.at[c];
+        }
+#pragma unroll
     for (int c = 0; c < 3; ++c) {
         const int64_t at = 3 * int64_t(i) + c;
-        double sum;
-        if (p.deterministic) {
-            const Fixed fixed(p);
-            sum = double(static_cast<long long>(fixed.high[at]));
-            if constexpr (sizeof(A) == 8)
-                sum += scalbn(double(static_cast<long long>(fixed.low[at])), -fixed.bits);
-            sum /= fixed.scale();
-            const double infinity = __longlong_as_double(0x7ff0000000000000);
-            const int flags = fixed.flags[at];
-            if (flags) sum = flags == 1 ? infinity : flags == 2 ? -infinity : infinity - infinity;
-        } else {
-            sum = static_cast<const A*>(p.sums)[4 * int64_t(i) + c];
-        }
-        store_lut(p, at, sum);
+        store_lut(p, at, p.deterministic ? fixed_sum<A>(p, at) : double(sum[c]));
     }
 }
 
