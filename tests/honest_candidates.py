@@ -179,7 +179,8 @@ HONEST = {
         "linear",
         new(
             "return torch.addmm(self.l.bias, a[0], self.t).clamp_min_(0)",
-            "self.l = torch.nn.Linear(n[0], 32); self.t = self.l.weight.t().contiguous()",
+            "self.l = torch.nn.Linear(n[0], 32); "
+            "self.register_buffer('t', self.l.weight.detach().t().contiguous())",
         ),
     ),
     "linear_einsum": (
