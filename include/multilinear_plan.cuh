@@ -28,7 +28,7 @@ struct Plan {
     // The gradient to feats: all of it one run that begins on a word, or rows; where it is put
     // together, if not in the place of the features.
     bool one_run, in_place;
-    bool turned;  // points that are summed begin at corners of their own
+    bool regular;  // rows are whole multiples of 4 units, where features are summed
     int pitch, bytes;
 };
 
@@ -47,10 +47,9 @@ HD int places_bytes(const Plan& plan, int D) {
 }
 
 /// How a part of a tile is to lie in shared memory: as few runs as there are, unless more than half
-/// of a run would be of no use; `chunked`: any of it, which is the next tile's. `apart`: points an
-/// odd number of words from each other, so that neighbours' 16 bytes meet in no bank.
+/// of a run would be of no use; `chunked`: any of it, which is the next tile's.
 inline Part part_of(const int64_t* stride, int K, int64_t points, int64_t width, int size,
-                    bool chunked, bool apart = false) {
+                    bool chunked) {
     const int64_t row = (width - 1) * stride[2] + 1, cell = (K - 1) * stride[1] + row;
     const int64_t all = (points - 1) * stride[0] + cell;
     Part part{};
@@ -61,13 +60,13 @@ inline Part part_of(const int64_t* stride, int K, int64_t points, int64_t width,
     int64_t length = row, runs = points * K;
     const int64_t own = points * K * width;
     const int times = chunked ? 1 : 2;
-    if (!apart && all <= times * own && (all * size <= kMostGaps || all == own))
+    if (all <= times * own && (all * size <= kMostGaps || all == own))
         part.kind = kOne, length = all, runs = 1;
     else if (cell <= times * K * width)
         part.kind = kCells, length = cell, runs = points;
     else
         part.kind = row == width ? kRows : kNone;
-    part.pitch = (rounded(length * size) + 16) | (apart ? 16 : 0);
+    part.pitch = rounded(length * size) + 16;
     part.bytes = part.kind == kNone ? 0 : int(runs * part.pitch);
     return part;
 }
@@ -94,11 +93,9 @@ inline Tiling plan_of(const MultilinearParams& p, int E) {
     const int room = compact ? kSumsBytes : kSumsBeside;
     while (plan.log_lanes < 5 && (threads >> plan.log_lanes) * cell > room) ++plan.log_lanes;
     if ((threads >> plan.log_lanes) * cell > kMostSumsBytes) plan.log_lanes = 7;
-    // Rows that all begin at the same few banks, where a warp has several points.
-    const bool apart = sums && p.feats && plan.log_lanes < 5 && p.feats_stride[1] / E % 4 == 0;
-    while (apart && (E * size << plan.log_lanes) < 16 && (E * 16 << plan.log_lanes) <= p.F)
-        ++plan.log_lanes;
-    plan.turned = !apart;
+    // Rows that all begin at the same few banks: threads side by side take 16 bytes of each.
+    plan.regular = sums && p.feats && plan.log_lanes < 5 && p.feats_stride[1] / E % 4 == 0;
+    while (plan.regular && (E * size << plan.log_lanes) < 16) ++plan.log_lanes;
     int64_t points = sums             ? threads >> plan.log_lanes
                      : threads == 256 ? kLargest / cell
                                       : kTileBytes / cell;
@@ -123,8 +120,7 @@ inline Tiling plan_of(const MultilinearParams& p, int E) {
         plan.log_lanes = width < kLongRow ? 0 : 5;
         while (plan.log_lanes && points << (plan.log_lanes + 1) <= threads) ++plan.log_lanes;
     }
-    if (p.feats)
-        plan.feats = part_of(p.feats_stride, K, points, width, size, plan.chunks > 1, apart);
+    if (p.feats) plan.feats = part_of(p.feats_stride, K, points, width, size, plan.chunks > 1);
     if (p.grad_out) plan.grad_out = part_of(grad_stride, 1, points, width, size, plan.chunks > 1);
     if (p.grad_feats) {
         plan.one_run = plan.chunks == 1 && points * cell % 16 == 0;
@@ -159,7 +155,7 @@ inline bool suits(const MultilinearParams& p, const Plan& plan, int corners) {
         return dense || p.F > (even ? 2 : r.narrow) && (even || p.F <= 8 * r.wide);
     }
     const bool short_rows = plan.feats.kind == kRows && p.F * int64_t(sizeof(T)) < r.row_alone;
-    return even && !short_rows && (bytes >= r.many || are_few<T>(p, corners));
+    return even && !short_rows && p.F >= r.least && (bytes >= r.many || are_few<T>(p, corners));
 }
 
 }  // namespace tiles

@@ -276,8 +276,9 @@ __device__ inline A fold(const Position<Cell, A>& at, const A* dot, int axis) {
 /// The gradient to points, and to feats where it is asked for, so that feats and grad_out are read
 /// once. E neighbouring features at a time, of which every row has a multiple. A point is one
 /// thread's, or as few threads' as tiles allow: what each does beside its features counts. Their
-/// cells are some multiple of 8 words apart, so neighbouring points begin at corners of their own,
-/// and meet no bank twice where a row is an odd number of words.
+/// cells are some multiple of 8 words apart, so neighbouring points begin at corners of their own:
+/// they meet no bank twice where a row is an odd number of words, each at the next corner, nor
+/// where rows are multiples of 16 bytes and threads side by side take those.
 template <typename Cell, typename T, int E>
 __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     backward_both(MultilinearParams p, Plan plan) {
@@ -299,7 +300,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks)
     const int64_t along = p.grad_out_stride[1] * kSize;
     // Threads past the last point do its work again: the sums below need whole warps.
     const int n = own < count ? own : count - 1;
-    const int first_corner = plan.turned ? n * K / (E * kSize == 8 ? 16 : 32) % K : 0;
+    const int first_corner = (plan.regular ? n : n * K / (E * kSize == 8 ? 16 : 32)) % K;
     A dot[K] = {};
     for (int f0 = 0; f0 < p.F; f0 += plan.width) {
         const int width = p.F - f0 < plan.width ? int(p.F - f0) : plan.width;

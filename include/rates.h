@@ -69,10 +69,11 @@ struct GpuRates {
     } convolve2d;
     struct Rows {
         int64_t few = 1000000;          // bytes of a forward that tiles are no help to,
-        int64_t many = 8000000;         // and of sums that they are one to
+        int64_t many = 12000000;        // and of sums that they are one to
         int64_t few_points = 1056;      // of long rows, to which a warp each is too little
         int64_t row_alone = 128;        // bytes of a row that is worth a run of its own
         int64_t narrow = 8, wide = 64;  // features of a row
+        int64_t least = 3;              // of one that is summed, where points lie apart
         int fair_blocks = 528;          // four to each multiprocessor
     } rows;
     const char* device = "H200";
