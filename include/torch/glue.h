@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "common.h"
-#include "torch/library.h"
+#include "torch/unit.h"
 
 #ifdef OCTET_CUDA
 // Declared by torch only where CUDA's own headers are included, which nothing here needs.

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "torch/library.h"
+#include "torch/unit.h"
 
 /// Registers an operator that takes nothing and returns text, while it lives.
 class RestOperator {
