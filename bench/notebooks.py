@@ -77,7 +77,12 @@ def portable(notebook, cache: str) -> str:
         "octet": {"code": digest(notebook)},
     }
     text = nbformat.writes(notebook) + "\n"
-    for folder, name in ((cache, "cache"), (str(ROOT), "octet"), (f"{Path.home()}/", "~/")):
+    for folder, name in (
+        (f"{cache}/work", "cache"),
+        (cache, "cache"),
+        (str(ROOT), "octet"),
+        (f"{Path.home()}/", "~/"),
+    ):
         text = text.replace(folder, name)
     return text
 

@@ -152,7 +152,7 @@ inline bool suits(const MultilinearParams& p, const Plan& plan, int corners) {
     if (p.out) {
         if (bytes < r.few && p.F <= r.wide) return false;
         if (sizeof(T) == 4) return dense ? plan.chunks == 1 : p.F > r.narrow && p.F <= 2 * r.wide;
-        return dense || p.F > (even ? 2 : r.narrow) && (even || p.F <= 8 * r.wide);
+        return dense || (even ? p.F > 2 : p.F > r.narrow && p.F <= 8 * r.wide);
     }
     const bool short_rows = plan.feats.kind == kRows && p.F * int64_t(sizeof(T)) < r.row_alone;
     return even && !short_rows && p.F >= r.least && (bytes >= r.many || are_few<T>(p, corners));

@@ -10,17 +10,17 @@ constexpr int kLargerThanOne = 63;  // dimensions: 2^63 elements would be too ma
 
 /// What a library knows of one elementwise operator.
 struct Elementwise {
-    const char *op;     // with which messages begin
-    const char *names;  // of the tensors, "grad_out, a, b"
-    void (*on_cpu)(const ElementwiseParams *, int64_t, int64_t);
-    const char *(*on_cuda)(const ElementwiseParams *, void *);
+    const char* op;     // with which messages begin
+    const char* names;  // of the tensors, "grad_out, a, b"
+    void (*on_cpu)(const ElementwiseParams*, int64_t, int64_t);
+    const char* (*on_cuda)(const ElementwiseParams*, void*);
 
     std::string name(size_t i) const {
-        const char *begin = names;
+        const char* begin = names;
         while (i-- > 0) begin = strchr(begin, ',') + 2;
         return std::string(begin, strcspn(begin, ","));
     }
-    static constexpr int count(const char *names) {
+    static constexpr int count(const char* names) {
         int commas = 0;
         for (; *names; ++names) commas += *names == ',';
         return commas + 1;
@@ -28,9 +28,9 @@ struct Elementwise {
 };
 
 /// True where a tensor is of another one's shape, dtype, layout and device.
-inline bool is_like(const Tensor &x, const Tensor &first) {
+inline bool is_like(const Tensor& x, const Tensor& first) {
     if (!x.defined()) return false;
-    const auto of = [](const Tensor &t, auto get) {
+    const auto of = [](const Tensor& t, auto get) {
         int32_t found = 0;
         TORCH_ERROR_CODE_CHECK(get(t.get(), &found));
         return found;
@@ -42,9 +42,8 @@ inline bool is_like(const Tensor &x, const Tensor &first) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
-/// Refuses tensors that are not all of the first one's shape, dtype and device;
-/// the dtype.
-inline DType check_alike(const Elementwise &e, const Tensor *const *x, size_t inputs) {
+/// Refuses tensors that are not all of the first one's shape, dtype and device; the dtype.
+inline DType check_alike(const Elementwise& e, const Tensor* const* x, size_t inputs) {
     const std::string first = e.name(0);
     check_tensor(e.op, first.c_str(), *x[0]);
     const DType dtype = dtype_of(e.op, first.c_str(), *x[0]);
@@ -68,7 +67,7 @@ struct InOrder {
     int64_t count = 0, dims[kLargerThanOne], size[kLargerThanOne];
     bool is_given = true;
 
-    explicit InOrder(const Tensor &x) {
+    explicit InOrder(const Tensor& x) {
         const int64_t *const stride = x.strides().data(), *const sizes = x.sizes().data();
         for (int64_t d = 0, all = x.dim(); d < all; ++d) {
             if (sizes[d] == 1) continue;
@@ -81,35 +80,35 @@ struct InOrder {
         for (int64_t d = 0; d < count; ++d) size[d] = sizes[dims[d]];
     }
     /// Another tensor's strides in this order.
-    const int64_t *of(const int64_t *stride, int64_t *to) const {
+    const int64_t* of(const int64_t* stride, int64_t* to) const {
         for (int64_t d = 0; d < count; ++d) to[d] = stride[dims[d]];
         return to;
     }
 };
 
-/// Runs an operator of any number of inputs, which were checked, and outputs.
-/// Outputs are like the first input: its dtype and shape, and its order of
-/// dimensions in memory where it is dense; null where not asked for.
-inline void run_elementwise(const Elementwise &e, DType dtype, const Tensor *const *x,
-                            size_t inputs, Tensor *const *out, size_t outputs) {
+/// Runs an operator of any number of inputs, which were checked, and outputs. Outputs are like the
+/// first input: its dtype and shape, and its order of dimensions in memory where it is dense; null
+/// where not asked for.
+inline void run_elementwise(const Elementwise& e, DType dtype, const Tensor* const* x,
+                            size_t inputs, Tensor* const* out, size_t outputs) {
     ElementwiseParams p;
     p.dtype = dtype;
     p.numel = x[0]->numel();
     if (p.numel == 0) return;
-    const Tensor *any = nullptr;
+    const Tensor* any = nullptr;
     for (size_t m = 0; m < outputs; ++m) {
         p.out[m] = out[m] ? out[m]->data_ptr() : nullptr;
         if (out[m]) any = out[m];
     }
     if (!any) return;
-    const int64_t *strides[kMaxInputs + 1];
-    int64_t *merged[kMaxInputs + 1];
+    const int64_t* strides[kMaxInputs + 1];
+    int64_t* merged[kMaxInputs + 1];
     for (size_t n = 0; n < inputs; ++n)
         strides[n] = x[n]->strides().data(), merged[n] = p.in_stride[n];
     strides[inputs] = any->strides().data(),
     merged[inputs] = p.out_stride[0];  // all are alike
-    // Outermost is what lies so in the outputs, whose order nobody sees: of a
-    // transposed matrix, and results like it, one run of memory.
+    // Outermost is what lies so in the outputs, whose order nobody sees: of a transposed matrix,
+    // and results like it, one run of memory.
     const InOrder order(*any);
     int64_t sorted[kMaxInputs + 1][kLargerThanOne];
     for (size_t i = 0; i <= inputs && !order.is_given; ++i)
@@ -119,8 +118,8 @@ inline void run_elementwise(const Elementwise &e, DType dtype, const Tensor *con
     if (p.dims < 0) {
         std::vector<Tensor> copies, results;
         copies.reserve(inputs), results.reserve(outputs);
-        const Tensor *flat[kMaxInputs];
-        Tensor *to[kMaxInputs] = {};
+        const Tensor* flat[kMaxInputs];
+        Tensor* to[kMaxInputs] = {};
         for (size_t n = 0; n < inputs; ++n)
             flat[n] = &copies.emplace_back(torch::stable::contiguous(*x[n]));
         for (size_t m = 0; m < outputs; ++m)
@@ -140,37 +139,37 @@ inline void run_elementwise(const Elementwise &e, DType dtype, const Tensor *con
 }
 
 /// What torch's dispatcher calls, for an operator of so many tensors.
-template <const Elementwise &e, typename Inputs>
+template <const Elementwise& e, typename Inputs>
 struct ElementwiseKernel;
-template <const Elementwise &e, size_t... I>
+template <const Elementwise& e, size_t... I>
 struct ElementwiseKernel<e, std::index_sequence<I...>> {
     template <size_t>
     using Input = Tensor;
 
-    static Tensor one(const Input<I> &...x) {
-        const Tensor *const in[] = {&x...};
+    static Tensor one(const Input<I>&... x) {
+        const Tensor* const in[] = {&x...};
         const DType dtype = check_alike(e, in, sizeof...(I));
         Tensor out = new_like(*in[0]), *const to[] = {&out};
         run_elementwise(e, dtype, in, sizeof...(I), to, 1);
         return out;
     }
 
-    static std::tuple<Input<I>...> gradients(const Tensor &grad_out, const Input<I> &...x,
-                                             const std::vector<bool> &output_mask) {
+    static std::tuple<Input<I>...> gradients(const Tensor& grad_out, const Input<I>&... x,
+                                             const std::vector<bool>& output_mask) {
         if (output_mask.size() != sizeof...(I))
             raise(e.op, "output_mask must have " + std::to_string(sizeof...(I)) + " flags, got " +
                             std::to_string(output_mask.size()));
-        const Tensor *const in[] = {&grad_out, &x...};
+        const Tensor* const in[] = {&grad_out, &x...};
         const DType dtype = check_alike(e, in, 1 + sizeof...(I));
         Tensor out[] = {output_mask[I] ? new_like(grad_out) : new_output(grad_out, {0})...};
-        Tensor *const to[] = {output_mask[I] ? &out[I] : nullptr...};
+        Tensor* const to[] = {output_mask[I] ? &out[I] : nullptr...};
         run_elementwise(e, dtype, in, 1 + sizeof...(I), to, sizeof...(I));
         return {out[I]...};
     }
 };
 
 /// "a, b" with a word before each name.
-inline std::string each(const char *names, const char *before) {
+inline std::string each(const char* names, const char* before) {
     std::string text = before;
     for (; *names; ++names) {
         text += *names;
@@ -179,7 +178,7 @@ inline std::string each(const char *names, const char *before) {
     return text;
 }
 
-inline std::string backward_schema(const char *op, const char *names) {
+inline std::string backward_schema(const char* op, const char* names) {
     const int count = Elementwise::count(names);
     std::string text = std::string(op) + "_backward(Tensor grad_out, " + each(names, "Tensor ");
     if (count == 1) return text + ") -> Tensor";
@@ -202,9 +201,8 @@ inline std::string backward_schema(const char *op, const char *names) {
         m.impl(#X, TORCH_BOX((&ElementwiseKernel<X##_operator, Inputs>::one)));            \
     }
 
-/// Registers X_backward, whose function object takes grad_out and the arguments
-/// of X, and has a gradient for each argument. Of several, `output_mask` says
-/// which to compute.
+/// Registers X_backward, whose function object takes grad_out and the arguments of X, and has a
+/// gradient for each argument. Of several, `output_mask` says which to compute.
 #define OCTET_ELEMENTWISE_BACKWARD(X, Function, ...)                                              \
     static constexpr Elementwise X##_backward_operator{                                           \
         #X, "grad_out, " #__VA_ARGS__, X##_backward_cpu, OCTET_CUDA_LAUNCHER(X##_backward_cuda)}; \
