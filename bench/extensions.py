@@ -62,15 +62,16 @@ def calls_of(file: Path) -> dict:
         return Module("noted")
 
     cpp_extension.load_inline = noted
-    os.chdir(tempfile.mkdtemp(prefix="octet-bench-"))
     module = ModuleType("collected")
     module.__file__ = str(file)
     sys.modules["collected"] = module
     error = ""
-    try:
-        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
-    except BaseException as raised:  # what came before it counts
-        error = f"{type(raised).__name__}: {raised}"
+    with tempfile.TemporaryDirectory(prefix="octet-bench-") as folder:
+        os.chdir(folder)
+        try:
+            exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
+        except BaseException as raised:  # what came before it counts
+            error = f"{type(raised).__name__}: {raised}"
     return {"calls": calls, "error": error}
 
 
