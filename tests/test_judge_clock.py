@@ -5,7 +5,7 @@ import random
 import pytest
 
 from loader.jit.judge.clock import Round, borne_out
-from loader.jit.judge.verdict import Refused
+from loader.jit.judge.verdict import BUSY, Ledger, Refused, Verdict
 
 AROUND = 1.6  # milliseconds that stand around a call
 
@@ -56,3 +56,16 @@ def test_a_lie_is_never_believed_on_a_busy_gpu(number, calls, jitter):
 def test_an_honest_kernel_is_seldom_refused_on_a_busy_gpu(number, calls, jitter):
     """Less than a third of the time, and it is refused for good only if it is three times."""
     assert outcomes(number, calls, 0.005, 0.005, jitter).count("refused") < 200 / 3
+
+
+def test_what_could_not_be_ruled_out_is_a_warning_that_says_what_to_do():
+    ledger = Ledger(general=False)
+    ledger.passed("streams", "runs")
+    ledger.warned("streams", BUSY)
+    verdict = Verdict(ledger.summary())
+    assert verdict.accepted and verdict.check("runs")["outcome"] == "passed"
+    assert verdict.check("streams") == {"name": "streams", "outcome": "warned", "text": BUSY}
+    assert BUSY.endswith("judge it where nothing else uses the GPU")
+    ledger.failed("streams", "late")
+    ledger.warned("streams", BUSY)
+    assert Verdict(ledger.summary()).check("streams")["text"] == "late"

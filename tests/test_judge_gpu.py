@@ -46,9 +46,6 @@ def test_a_kernel_gets_the_right_verdict(judged, name):
     if not due.failed:
         assert verdict.accepted, verdict
         return
-    if verdict.accepted and "streams" in due.failed:  # others keep the GPU busy: by its own clock
-        assert not verdict.data["time"]["resolved"], verdict
-        return
     assert not verdict.accepted, verdict
     assert {*verdict.failed} & {*due.failed}, verdict
     assert due.says in " ".join(verdict.check(check)["text"] for check in verdict.failed)
@@ -61,14 +58,11 @@ def test_what_comes_after_an_endless_kernel_is_judged(judged):
 
 def test_a_kernel_is_timed_by_events_and_against_a_copy(judged):
     time = judged["kernel"].data["time"]
-    assert time["candidate"]["fastest_ms"] <= time["candidate"]["median_ms"]
-    assert time["speedup"] > 0 and time["clocks"]
+    assert 0 < time["candidate"]["fastest_ms"] <= time["candidate"]["median_ms"]
+    assert time["resolved"] and time["speedup"] > 0 and time["clocks"]
     copied = judged["large_results"].data["time"]
     assert copied["bytes"] == 2 * 4 << 24
-    for each in (time, copied):  # beside others on the GPU events are not believed
-        assert (each["overhead_ms"] == 0 < each["candidate"]["fastest_ms"]) == each["resolved"]
-    assert copied["share_of_limit"] < 1.5
-    assert copied["share_of_limit"] > 0.1 or not copied["resolved"]
+    assert 0.1 < copied["share_of_limit"] < 1.5
 
 
 @pytest.fixture(scope="module")

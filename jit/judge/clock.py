@@ -77,62 +77,55 @@ def race(contest: Contest) -> dict[str, Any]:
     once = min(_once(contest.reference, [case], out, False).seconds for _ in range(2))
     bytes_of_all = per_call + sum(x.numel() * x.element_size() for x in out)
     count = int(max(1, min(_LENGTH / once, _MOST_CALLS, _BYTES / max(1, bytes_of_all))))
-    device, clocks = contest.options.device, _clocks(contest.options.device)
+    clocks = _clocks(contest.options.device)
     for tries_left in reversed(range(_TRIES)):
-        taken, own, rounds = _rounds(contest, case, count, sides, out)
-        summary = _summary(taken, count)
+        rounds = _rounds(contest, case, count, sides, out)
         try:
-            if device == "cuda":
-                _in_time(rounds)
-                if not borne_out(rounds):
-                    summary = _summary(own, count) | {"resolved": False}
+            by_events = contest.options.device == "cuda" and _believed(rounds, count)
             break
         except Refused:  # others may have had the GPU: a refusal is to hold each time
             if not tries_left:
                 raise
-    summary["clocks"] = [*clocks, *_clocks(device)]
+    summary = _summary(rounds, count, by_events, contest.options.device)
+    summary["clocks"] = [*clocks, *_clocks(contest.options.device)]
     return summary | _limit(summary, bytes_of_all, contest)
 
 
 def _rounds(
     contest: Contest, case: Case, count: int, sides: dict[str, Asked], out: list[Tensor]
-) -> tuple[dict[str, list[float]], dict[str, list[float]], list[tuple[Round, Round]]]:
-    """Have the sides take turns; compare each result of the candidate. Raises: Refused.
+) -> dict[str, list[Round]]:
+    """Have the sides take turns; return the rounds of each, and those without a call as "overhead".
 
-    Return milliseconds of a call in each round, on a GPU by its events, of all sides and of what
-    stands around a call; the same by the judge's own clock; and the candidate's rounds.
+    Raises: Refused for a result of the candidate that is wrong.
     """
-    taken: dict[str, list[float]] = {name: [] for name in (*sides, "overhead")}
-    own: dict[str, list[float]] = {name: [] for name in taken}
-    rounds = list[tuple[Round, Round]]()
-    by_events, begun = contest.options.device == "cuda", time.perf_counter()
+    rounds: dict[str, list[Round]] = {name: [] for name in (*sides, "overhead")}
+    begun = time.perf_counter()
     for number in range(_ROUNDS):
         if number >= _FEWEST and time.perf_counter() - begun > _LONGEST:
             break
         sets = _fresh(contest, case, count)
         order = [*sides] if number % 2 else [*reversed(sides)]
-        empty, *done = _together(
+        done = _together(
             [(contest.reference, True), *((sides[name], False) for name in order)], sets, out
         )
-        own["overhead"].append(1e3 * empty.seconds / count)
-        taken["overhead"].append(0.0 if by_events else own["overhead"][-1])
-        results = {name: each.results for name, each in zip(order, done, strict=True)}
-        for name, each in zip(order, done, strict=True):
-            if name == "candidate":
-                rounds.append((each._replace(results=[]), empty._replace(results=[])))
-            own[name].append(1e3 * each.seconds / count)
-            taken[name].append(_by_events(each, count) if by_events else own[name][-1])
+        found = dict(zip(("overhead", *order), done, strict=True))
+        for name, each in found.items():
+            rounds[name].append(each._replace(results=[]))
+        got, plain = found["candidate"].results, found["reference"].results
         for i, given in enumerate(sets):
             part = slice(i * len(out), (i + 1) * len(out))
-            _check(contest, results["candidate"][part], results["reference"][part], given)
-    return taken, own, rounds
+            _check(contest, got[part], plain[part], given)
+    return rounds
 
 
-def _by_events(done: Round, count: int) -> float:
-    """Return milliseconds of a call by CUDA's events, which are looked at once more later."""
-    if len(done.claimed) != count:
-        raise Refused("results", f"its process says of {count} calls {len(done.claimed)} times")
-    return statistics.median(done.claimed)
+def _believed(rounds: dict[str, list[Round]], count: int) -> bool:
+    """Return whether times are those that CUDA's events say. Raises: Refused."""
+    for name in rounds.keys() - {"overhead"}:
+        if wrong := [len(each.claimed) for each in rounds[name] if len(each.claimed) != count]:
+            raise Refused("results", f"its process says of {count} calls {wrong[0]} times")
+    pairs = [*zip(rounds["candidate"], rounds["overhead"], strict=True)]
+    _in_time(pairs)
+    return borne_out(pairs)
 
 
 def _in_time(rounds: Sequence[tuple[Round, Round]]) -> None:
@@ -299,8 +292,15 @@ class _Batch:
         return Round(self._seconds, found, claimed, late)
 
 
-def _summary(taken: dict[str, list[float]], count: int) -> dict[str, Any]:
-    overhead = min(taken.pop("overhead"))  # events have none
+def _summary(
+    rounds: dict[str, list[Round]], count: int, by_events: bool, device: str
+) -> dict[str, Any]:
+    def per_call(each: Round) -> float:
+        return statistics.median(each.claimed) if by_events else 1e3 * each.seconds / count
+
+    taken = {name: [per_call(each) for each in found] for name, found in rounds.items()}
+    without = taken.pop("overhead")
+    overhead = 0.0 if by_events else min(without)  # events have none
     summary: dict[str, Any] = {
         "calls": count,
         "rounds": len(taken["candidate"]),
@@ -316,7 +316,7 @@ def _summary(taken: dict[str, list[float]], count: int) -> dict[str, Any]:
             "slowest_ms": max(net),
             "measured_ms": samples,
         }
-    summary["resolved"] = overhead == 0 or min(medians.values()) > overhead / 4
+    summary["resolved"] = by_events or (device == "cpu" and min(medians.values()) > overhead / 4)
     if not summary["resolved"]:
         medians = {name: statistics.median(samples) for name, samples in taken.items()}
     for name in medians.keys() - {"candidate"}:

@@ -17,7 +17,7 @@ from . import cases, clock, compare, exhibits, watched
 from .asked import MOST, Asked, Lost, Misused, Options, Turn
 from .cases import Case
 from .jail import Ended, Jail
-from .verdict import Ledger, Refused
+from .verdict import BUSY, Ledger, Refused
 
 _WAKING = 60.0  # seconds that a GPU may take to be there
 _CLASSES = {"candidate": ["ModelNew"], "reference": ["Model"]}
@@ -332,8 +332,7 @@ class Referee:
             raise Refused("values" if check == "determinism" else check, text)
 
     def _times(self) -> None:
-        self._guarded = False
-        self._case = "the calls that are timed"
+        self._guarded, self._case = False, "the calls that are timed"
         if self.compiled:  # which compiles, and lets others have the GPU meanwhile
             try:
                 self.compiled.give(self.drawn("timed", 2))
@@ -343,8 +342,9 @@ class Referee:
                 self.compiled = None
         sides = self.candidate, self.reference, self.compiled
         contest = clock.Contest(*sides, self.drawn, self._options, self._allowed)
-        # On a GPU events time each call, and batches take turns; a CPU's cores are to be idle.
-        alone = self._turn if self._options.device == "cpu" else contextlib.nullcontext()
-        with alone:
-            self.data["time"] = clock.race(contest)
+        cpu = self._options.device == "cpu"  # whose cores are to be idle
+        with self._turn if cpu else contextlib.nullcontext():  # a GPU's batches take turns
+            taken = self.data["time"] = clock.race(contest)
         self._ledger.passed("timed_values")
+        if not (cpu or taken["resolved"]):
+            self._ledger.warned("streams", BUSY)
