@@ -1,6 +1,8 @@
 """Operators on DTensors: equal to one process, whatever the placements; tests/ranks.py has those."""
 
+import contextlib
 import os
+import re
 
 import dtensor_cases
 import pytest
@@ -103,12 +105,11 @@ def test_what_does_not_fit_is_refused_by_every_rank(group, case, message):
 
 
 def test_a_rank_that_is_killed_is_noticed_by_the_others():
-    group = ranks.Ranks(2)
-    with pytest.raises(ranks.Failed) as raised:
+    with contextlib.closing(ranks.Ranks(2)) as group, pytest.raises(ranks.Failed) as raised:
         group.run("dtensor_cases:die", 1)
     assert raised.value.errors[1] == ""
-    assert "Connection closed by peer" in raised.value.errors[0]
-    group.close()
+    # Reset where bytes were under way to it.
+    assert re.search("Connection (closed|reset) by peer", raised.value.errors[0])
 
 
 BEFORE = """

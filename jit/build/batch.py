@@ -71,7 +71,7 @@ class Batch:
         missed = [] if isinstance(self._report, Silent) else self.jobs
         left = [job.recipe.label for job in missed if not (job.ended or job.stopped)]
         if not all(job.ended for job in self.jobs):
-            self._report = Quiet()
+            self._report.hush()
             self.stop()
         concurrent.futures.wait([self._done], _LAST_MOMENT)
         return left

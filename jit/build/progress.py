@@ -35,6 +35,9 @@ class Quiet:
     def end(self, jobs: list["Job"], seconds: float, removed: tuple[int, int]) -> None:
         """Take in the end of all; how many old builds were removed, and their bytes."""
 
+    def hush(self) -> None:
+        """Leave the terminal as it was, and say nothing from now on."""
+
 
 class Silent(Quiet):
     """Says nothing: of builds that nobody would miss."""
@@ -55,7 +58,7 @@ class Progress(Quiet):
         """`costs` has the work of each unit, as `OperatorRecipe.cost`."""
         names = [*costs]
         self._count, self._named, self._cache = len(names), f"({', '.join(names)})", cache
-        self._guard = threading.Lock()
+        self._guard, self._hushed = threading.Lock(), False
         self._waiting: dict[str, list[str]] = {}
         self._live, self._steps = None, Steps("building", costs)
         if behind:
@@ -70,6 +73,8 @@ class Progress(Quiet):
 
     def show(self, event: dict) -> None:
         """Take in a unit's new state."""
+        if self._hushed:
+            return
         text = event["state"]
         if text in ("done", "failed"):
             self._steps.end(event["unit"])
@@ -100,13 +105,14 @@ class Progress(Quiet):
             say(f"waiting for {holder}, which is building {', '.join(names)}")
 
     def end(self, jobs: list["Job"], seconds: float, removed: tuple[int, int]) -> None:
-        """Say once what was done."""
-        if self._live:
-            self._live[0].stop()
-        self._steps.stop()
+        """Say once what was done; nothing where all was ended before anything was."""
+        self._clear()
         results, of = [job.result for job in jobs], f"{self._count} {self._named}"
-        if {"built", "failed"} & {*results}:
-            say(f"built {results.count('built')} of {of} in {seconds:.1f} s into {self._cache}")
+        built = results.count("built")
+        if self._hushed or not built and any(job.stopped for job in jobs):
+            return
+        if built or "failed" in results:
+            say(f"built {built} of {of} in {seconds:.1f} s into {self._cache}")
         else:
             say(f"waited {seconds:.1f} s for {of}, which another process built")
         count, size = removed
@@ -116,6 +122,17 @@ class Progress(Quiet):
                 f"removed {count} old builds ({bytes_text(size)}) from {self._cache}, "
                 f"which may take {limit} (LOADER_CACHE_LIMIT)"
             )
+
+    def hush(self) -> None:
+        """Leave the terminal as it was, and say nothing from now on."""
+        self._hushed = True
+        self._clear()
+
+    def _clear(self) -> None:
+        """Take live lines away."""
+        if self._live:
+            self._live[0].stop()
+        self._steps.stop()
 
 
 def _live(names: list[str]) -> Any:
