@@ -11,9 +11,12 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, Checkout
+
+from loader.jit.build.progress import Progress
 
 USE = "import torch, loader; assert loader.square(torch.ones(3) * 3).tolist() == [9.0] * 3"
 
@@ -380,3 +383,19 @@ def test_two_checkouts_share_a_cache(tmp_path):
         _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
     assert len(one.entries()) == 2
+
+
+def test_a_build_that_was_ended_says_what_was_built_if_anything(tmp_path, capfd):
+    def end(results: list[str], stopped: bool, hushed: bool = False) -> str:
+        report = Progress({"a": 1, "b": 1}, tmp_path)
+        report.show({"unit": "a", "state": "compiling"})
+        if hushed:
+            report.hush()
+            report.show({"unit": "b", "state": "waiting", "holder": {}})
+        report.end([SimpleNamespace(result=r, stopped=stopped) for r in results], 1.0, (0, 0))
+        return capfd.readouterr().err
+
+    assert "built 0 of 2 (a, b) in 1.0 s" in end(["failed", "failed"], stopped=False)
+    assert end(["failed", "failed"], stopped=True) == ""
+    assert "built 1 of 2 (a, b) in 1.0 s" in end(["built", "failed"], stopped=True)
+    assert end(["built", "failed"], stopped=True, hushed=True) == ""
