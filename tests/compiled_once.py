@@ -16,9 +16,8 @@ import time
 # What decides about the preprocessed source, and where lists go.
 _FOR_TEXT = "-D", "-U", "-I", "-isystem", "-iquote", "-idirafter", "-include", "-MF", "-MT", "-MQ"
 _NAME = re.compile(r"'-DTORCH_EXTENSION_NAME=[^']*', ")  # which a kernel has no use for, or shows
-_ENVIRONMENT = re.compile(
-    r"C?PATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|COMPILER_PATH|GCC_|NVCC_|SOURCE"
-)
+_ENVIRONMENT = re.compile(r"C?PATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|COMPILER_PATH|GCC_|SOURCE")
+_ENVIRONMENT_OF_NVCC = re.compile(f"{_ENVIRONMENT.pattern}|NVCC_")
 
 
 def read(path: str) -> bytes:
@@ -136,7 +135,8 @@ def main(program: str, words: list[str]) -> None:
     (source,) = (word for word in rest if word.endswith((".cpp", ".cu")) and ".cudafe" not in word)
     tests = re.compile(os.path.dirname(folder) + r"(/popen-gw\d+)?/[^/\s\"]+/")
     found = os.stat(program)
-    environment = {k: v for k, v in os.environ.items() if _ENVIRONMENT.match(k) and k != "PATH"}
+    concerns = _ENVIRONMENT_OF_NVCC if name == "nvcc" else _ENVIRONMENT
+    environment = {k: v for k, v in os.environ.items() if concerns.match(k) and k != "PATH"}
     facts = [program, found.st_size, found.st_mtime_ns, sorted(environment.items())]
     asked_for, facts = (
         tests.sub("@/", f"{facts} {rest}"),

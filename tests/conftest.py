@@ -257,6 +257,7 @@ class Checkout:
             env["PATH"] = f"{compilers}/bin:{env['PATH']}"
             if "TORCH_CUDA_ARCH_LIST" in changes and os.path.exists(f"{compilers}/cuda/nvcc"):
                 env["PYTORCH_NVCC"] = f"{compilers}/cuda/nvcc"
+                env |= compiler.for_no_gpu() if "CUDA_VISIBLE_DEVICES" not in changes else {}
         for name, value in changes.items():
             env.pop(name, None) if value is None else env.update({name: str(value)})
         return env

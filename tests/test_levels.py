@@ -114,7 +114,9 @@ def test_whatever_level_is_in_use_the_whole_entry_stays(entry, cpu, level):
 def portable(tmp_path_factory) -> Checkout:
     """A checkout in which `square` is built for any CPU, as all that runs there asks for."""
     checkout = Checkout(tmp_path_factory.mktemp("portable"), only="square")
-    checkout.environment = functools.partial(checkout.environment, LOADER_NATIVE="0")
+    checkout.environment = functools.partial(
+        checkout.environment, LOADER_NATIVE="0", OCTET_OPTIMIZE=1
+    )
     done = checkout.run("import loader")
     assert done.returncode == 0, done.stderr
     return checkout

@@ -34,7 +34,7 @@ class Examples(Checkout):
             )
 
     def environment(self, **changes) -> dict:
-        env = super().environment(PYTHONDONTWRITEBYTECODE=1, **changes)
+        env = super().environment(PYTHONDONTWRITEBYTECODE=1, OCTET_OPTIMIZE=1, **changes)
         return env | {"PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{env['PATH']}"}
 
     def call(self, *command, cwd=None, **changes) -> subprocess.CompletedProcess:
