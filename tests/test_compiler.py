@@ -20,14 +20,15 @@ def compile_(tmp_path):
     folder = str(install(tmp_path.parent / f"compilers-{tmp_path.name}"))
     environment = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
 
-    def run(*words, text=KERNEL, header="", name="a.cpp"):
+    def run(*words, text=KERNEL, header="", name="a.cpp", **changes):
         (tmp_path / "a.h").write_text(header)
         (tmp_path / name).write_text('#include "a.h"\n' + text)
         before = {*os.listdir(folder)}
         made = tmp_path / "a.o"
         made.unlink(missing_ok=True)
         command = ["c++", *words, "-c", tmp_path / name, "-o", made]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        env = environment | changes
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         kept = [file for file in {*os.listdir(folder)} - before if file.endswith(".o")]
         return made.read_bytes() if made.exists() else done.stdout, len(kept)
 
@@ -45,6 +46,14 @@ def test_what_changes_an_object_makes_another(compile_):
     ):
         assert changed[0] != first and changed[1] == 1
     assert compile_("-O1", header="#define NUMBER 3\n")[1] == 1
+
+
+def test_little_is_optimised_where_nobody_asks_for_more(compile_):
+    loop = "int sum(int* x) { int y = 0; for (int i = 0; i < 64; ++i) y += x[i]; return y; }\n"
+    little, new = compile_("-O1", text=loop)
+    assert new == 1 and compile_("-O3", text=loop) == (little, 0)
+    much, new = compile_("-O3", text=loop, OCTET_OPTIMIZE="1")
+    assert new == 1 and much != little
 
 
 def test_what_a_compiler_says_is_said_each_time(compile_, tmp_path):

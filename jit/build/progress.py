@@ -109,7 +109,7 @@ class Progress(Quiet):
         self._clear()
         results, of = [job.result for job in jobs], f"{self._count} {self._named}"
         built = results.count("built")
-        if self._hushed or not built and any(job.stopped for job in jobs):
+        if self._hushed or (not built and any(job.stopped for job in jobs)):
             return
         if built or "failed" in results:
             say(f"built {built} of {of} in {seconds:.1f} s into {self._cache}")
