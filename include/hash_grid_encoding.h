@@ -53,8 +53,14 @@ OCTET_KERNEL const char* hash_grid_table_double_cuda(const HashGridParams* p, vo
 OCTET_KERNEL void hash_grid_table_any_cuda(const HashGridParams* p, int first, void* sums,
                                            unsigned long long* memory, void* stream);
 
-/// What CUDA needs where `needs_rest`: include/torch/rest.h.
+/// The CPU's for other elements than float32.
+OCTET_KERNEL void hash_grid_others_cpu(const HashGridParams* p, int64_t begin, int64_t end);
+OCTET_KERNEL void hash_grid_points_others_cpu(const HashGridParams* p, int64_t begin, int64_t end);
+OCTET_KERNEL void hash_grid_table_others_cpu(const HashGridParams* p, int64_t begin, int64_t end);
+
+/// What calls need where `needs_rest`: include/torch/rest.h.
 struct HashGridRest {
+    decltype(&hash_grid_others_cpu) on_cpu, points_on_cpu, table_on_cpu;
     decltype(&hash_grid_16bit_cuda) of_16bit, of_double, of_any;
     decltype(&hash_grid_points_16bit_cuda) points_of_16bit, points_of_double, points_of_any;
     decltype(&hash_grid_table_double_cuda) table_of_double;
