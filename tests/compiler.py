@@ -40,7 +40,7 @@ def install(folder):
 
 
 def for_no_gpu() -> dict:
-    """What has nvcc take a third of its time or less for code that nobody runs here."""
+    """What has nvcc take half to a fifth of its time for code that nobody runs here."""
     import contextlib
     import re
     import subprocess
