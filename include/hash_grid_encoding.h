@@ -58,7 +58,7 @@ OCTET_KERNEL void hash_grid_others_cpu(const HashGridParams* p, int64_t begin, i
 OCTET_KERNEL void hash_grid_points_others_cpu(const HashGridParams* p, int64_t begin, int64_t end);
 OCTET_KERNEL void hash_grid_table_others_cpu(const HashGridParams* p, int64_t begin, int64_t end);
 
-/// What calls need where `needs_rest`: include/torch/rest.h.
+/// What elements other than float32 need, and CUDA where `needs_rest`: include/torch/rest.h.
 struct HashGridRest {
     decltype(&hash_grid_others_cpu) on_cpu, points_on_cpu, table_on_cpu;
     decltype(&hash_grid_16bit_cuda) of_16bit, of_double, of_any;

@@ -108,8 +108,9 @@ def test_a_rank_that_is_killed_is_noticed_by_the_others():
     with contextlib.closing(ranks.Ranks(2)) as group, pytest.raises(ranks.Failed) as raised:
         group.run("dtensor_cases:die", 1)
     assert raised.value.errors[1] == ""
-    # Reset where bytes were under way to it.
-    assert re.search("Connection (closed|reset) by peer", raised.value.errors[0])
+    # Gloo's words for that: reset where bytes were under way to it.
+    said = "^RuntimeError: .*gloo/transport/tcp/.*Connection (closed|reset) by peer"
+    assert re.search(said, raised.value.errors[0])
 
 
 BEFORE = """

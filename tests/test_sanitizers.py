@@ -18,7 +18,7 @@ OPERATORS = sorted(path.stem for path in (ROOT / "ops").glob("*.cpp"))
 
 
 def compiler(checkout: Checkout) -> dict:
-    """What builds with the sanitizers; what -O1 takes to compile, -O0 takes thrice in the tests."""
+    """What builds with the sanitizers; with -O0 the tests run longer than it compiles less."""
     program = checkout.root.parent / "sanitizing-c++"
     if not program.exists():
         program.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX") or "c++"} "$@" -O1 {FLAGS}\n')

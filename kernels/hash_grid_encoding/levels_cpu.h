@@ -145,13 +145,24 @@ struct Chunk {
     int corners(const HashGridParams& p) const { return kCorners ? kCorners : 1 << p.D; }
 };
 
+/// Where a chunk of level l begins: in the table's first row, and in point `begin`'s grad_out.
+template <typename T, typename Chunk>
+const T* table_at(const HashGridParams& p, int64_t l, Chunk chunk) {
+    return static_cast<const T*>(p.table) + l * p.table_stride[0] +
+           chunk.first() * p.table_stride[2];
+}
+template <typename T, typename Chunk>
+const T* grad_at(const HashGridParams& p, int64_t l, Chunk chunk, int64_t begin) {
+    return static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
+           (l * chunk.of(p) + chunk.first()) * p.grad_out_stride[1];
+}
+
 template <typename T, typename Chunk>
 __attribute__((noinline)) void encode_block(const HashGridParams& p, int64_t l, Chunk chunk,
                                             int64_t begin, int count, const uint32_t (*row)[kBlock],
                                             const Acc<T> (*weight)[kBlock]) {
     constexpr int F = Chunk::F;
-    const T* table =
-        static_cast<const T*>(p.table) + l * p.table_stride[0] + chunk.first() * p.table_stride[2];
+    const T* table = table_at<T>(p, l, chunk);
     T* out = static_cast<T*>(p.out) + (begin * p.L + l) * chunk.of(p) + chunk.first();
     for (int i = 0; i < count; ++i, out += p.L * chunk.of(p)) {
         Acc<T> sum[F] = {};
@@ -170,10 +181,8 @@ __attribute__((noinline)) void dot_block(const HashGridParams& p, int64_t l, Chu
                                          int64_t begin, int count, const uint32_t (*row)[kBlock],
                                          Acc<T> (*dot)[kBlock]) {
     constexpr int F = Chunk::F;
-    const T* table =
-        static_cast<const T*>(p.table) + l * p.table_stride[0] + chunk.first() * p.table_stride[2];
-    const T* grad_out = static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
-                        (l * chunk.of(p) + chunk.first()) * p.grad_out_stride[1];
+    const T* table = table_at<T>(p, l, chunk);
+    const T* grad_out = grad_at<T>(p, l, chunk, begin);
     for (int i = 0; i < count; ++i, grad_out += p.grad_out_stride[0]) {
         Acc<T> grad[F];
         load_features<F>(grad_out, p.grad_out_stride[1], grad);
@@ -194,8 +203,7 @@ __attribute__((noinline)) void scatter_block(const HashGridParams& p, int64_t l,
                                              const Acc<T> (*weight)[kBlock], uint32_t first,
                                              uint32_t last, Acc<T>* sums) {
     constexpr int F = Chunk::F;
-    const T* grad_out = static_cast<const T*>(p.grad_out) + begin * p.grad_out_stride[0] +
-                        (l * chunk.of(p) + chunk.first()) * p.grad_out_stride[1];
+    const T* grad_out = grad_at<T>(p, l, chunk, begin);
     for (int i = 0; i < count; ++i, grad_out += p.grad_out_stride[0]) {
         Acc<T> grad[F];
         load_features<F>(grad_out, p.grad_out_stride[1], grad);
