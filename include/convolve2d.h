@@ -51,15 +51,21 @@ constexpr int kChunk = 16;                        // taps along an axis that are
 constexpr int kStripTaps = 16;   // columns of taps that strips.rest.cu is compiled for
 constexpr int kBandsChunk = 32;  // the same of kernel_gradient_bands.rest.cu
 
-/// What kernels of more taps need on a GPU: include/torch/rest.h. Null, or the error's text.
+/// What is compiled behind (include/torch/rest.h): kernels of more taps on a GPU, each of which
+/// returns null or the error's text; and all but float32 on the CPU.
 struct Convolve2dRest {
     const char* (*strips)(const Convolve2dParams* p, void* stream);
     const char* (*bands)(const Convolve2dParams* p, void* stream);
     const char* (*parts)(const Convolve2dParams* p, void* stream);
+    decltype(&convolve2d_cpu) on_cpu, fold_on_cpu, parts_on_cpu;
 };
 OCTET_KERNEL const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL void convolve2d_others_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
+OCTET_KERNEL void convolve2d_fold_others_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
+OCTET_KERNEL void convolve2d_parts_others_cpu(const Convolve2dParams* p, int64_t begin,
+                                              int64_t end);
 
 /// Whether multiply-adds in strips are quicker than those of forward.cu and than tensor cores.
 inline bool convolve2d_by_strips(const Convolve2dParams& p) {

@@ -95,6 +95,8 @@ struct CUstream_st;
 OCTET_KERNEL void grid_sample_cubic_cpu(const GridSampleParams* p, const Fields* fields,
                                         const Part* part);
 OCTET_KERNEL const char* grid_sample_cubic(GridSampleJob& job, int V, CUstream_st* stream);
+/// All that is float64, items [begin, end) of the phase.
+OCTET_KERNEL void grid_sample_double_cpu(const GridSampleParams* p, int64_t begin, int64_t end);
 /// On the GPU all other second derivatives, and all else in 16 and 64 bits.
 OCTET_KERNEL const char* grid_sample_second(GridSampleJob& job, int V, CUstream_st* stream);
 OCTET_KERNEL const char* grid_sample_forward_16bit(GridSampleJob& job, int V, CUstream_st* stream);
@@ -111,6 +113,7 @@ OCTET_KERNEL void grid_sample_rows_cpu(const GridSampleRows* p, int64_t begin, i
 /// of their own, which is loaded when one is needed.
 struct GridSampleRest {
     decltype(&grid_sample_cubic_cpu) cubic_cpu;
+    decltype(&grid_sample_double_cpu) double_cpu;
     decltype(&grid_sample_cubic) cubic;
     decltype(&grid_sample_second) second;
     decltype(&grid_sample_forward_16bit) forward_16bit;
@@ -124,7 +127,7 @@ struct GridSampleRest {
 inline bool needs_rest(const GridSampleParams& p, bool on_gpu) {
     const bool second = p.to_grad_input || p.to_grad_grid;
     if (p.interpolation == Interpolation::kCubic && (p.D == 3 || second)) return true;
-    return on_gpu && (second || p.dtype != DType::kFloat);
+    return p.dtype == DType::kDouble || (on_gpu && (second || p.dtype != DType::kFloat));
 }
 
 /// Bytes of scratch memory that the job is to be given.

@@ -1,4 +1,4 @@
-// What kernels of more taps than forward.cu is compiled for need on a GPU: see Convolve2dRest.
+// What few calls of convolve2d need: see Convolve2dRest.
 #include "convolve2d.h"
 #include "torch/rest_table.h"
 
@@ -7,6 +7,9 @@ static const Convolve2dRest* table() {
         OCTET_CUDA_LAUNCHER(convolve2d_strips_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_bands_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_bands_parts_cuda),
+        convolve2d_others_cpu,
+        convolve2d_fold_others_cpu,
+        convolve2d_parts_others_cpu,
     };
     return &functions;
 }

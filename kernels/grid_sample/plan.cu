@@ -103,11 +103,10 @@ const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSam
     bool same = plan.pad == caller.C;
     for (int d = 0; d < 5; ++d)
         same = same && (dense[d] == caller.grad_input_stride[d] || size[d] == 1);
-    same = (same || plan.order) &&
-           reinterpret_cast<uintptr_t>(caller.grad_input) % (4 * sizeof(T)) == 0;
+    same = (same || plan.order) && reinterpret_cast<uintptr_t>(caller.grad_input) % 16 == 0;
     if (same) {
         const int64_t blocks =
-            std::min<int64_t>(ceil_div(count, 4 * kTurners), 16 * job.processors);
+            std::min<int64_t>(ceil_div(count, 16 / sizeof(T) * kTurners * 2), 16 * job.processors);
         round_kernel<T><<<unsigned(blocks), kTurners, 0, stream>>>(
             static_cast<const float*>(job.p.grad_input), static_cast<T*>(caller.grad_input), count,
             choice);

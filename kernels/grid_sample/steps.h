@@ -301,6 +301,13 @@ class Steps {
                 }
     }
 
+    void by_planes(const Part& part) const {
+        if constexpr (std::is_same_v<A, double>)
+            grid_sample_planes_double_cpu(&p, &part);
+        else
+            grid_sample_planes_cpu(&p, &part);
+    }
+
   public:
     Steps(const GridSampleParams& params, const Plan& plan)
         : p(params), plan(plan), block(params, params.grad_out != nullptr), M(block.all_taps()) {}
@@ -313,8 +320,7 @@ class Steps {
                 const int64_t b = i / blocks, stop = std::min(last, (b + 1) * blocks);
                 const int64_t until = std::min(p.P, (stop - b * blocks) * kBlock);
                 const Part part{b, i % blocks * kBlock, until, true, false, {}, {}};
-                plan.planes ? grid_sample_planes_cpu(&p, &part)
-                            : p.rest->cubic_cpu(&p, &plan, &part);
+                plan.planes ? by_planes(part) : p.rest->cubic_cpu(&p, &plan, &part);
                 i = stop;
             }
             return;
@@ -346,7 +352,7 @@ class Steps {
             Part part{b, 0, p.P, points, true, {begin[0], end[0]}, {begin[slowest], end[slowest]}};
             if (plan.cubic) return p.rest->cubic_cpu(&p, &plan, &part);
             part.scatter = p.interpolation != Interpolation::kCubic;
-            if (points || part.scatter) grid_sample_planes_cpu(&p, &part);
+            if (points || part.scatter) by_planes(part);
             if (part.scatter) return;
             points = false;
         }

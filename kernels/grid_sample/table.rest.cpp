@@ -5,6 +5,7 @@
 static const GridSampleRest* table() {
     static const GridSampleRest functions = {
         grid_sample_cubic_cpu,
+        grid_sample_double_cpu,
         OCTET_CUDA_LAUNCHER(grid_sample_cubic),
         OCTET_CUDA_LAUNCHER(grid_sample_second),
         OCTET_CUDA_LAUNCHER(grid_sample_forward_16bit),

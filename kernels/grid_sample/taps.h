@@ -165,4 +165,6 @@ struct Part {
     int64_t channels[2];   // of the latter: [begin, end), and places along the slowest axis
     int64_t rows[2];
 };
+/// Of float32 and of float64.
 OCTET_KERNEL void grid_sample_planes_cpu(const GridSampleParams* p, const Part* part);
+OCTET_KERNEL void grid_sample_planes_double_cpu(const GridSampleParams* p, const Part* part);

@@ -73,10 +73,73 @@ __global__ void __launch_bounds__(kTurners, 8)
     }
 }
 
+/// Elements of a voxel's row where the channels of all images lie in rows without gaps, else 0.
+int row_of(const Voxels& x, int64_t voxels, int64_t B) {
+    const int64_t row = x.at.stride[2];
+    const bool dense = x.c_stride == 1 && voxels > 1 && x.at.count[1] == voxels && row > 0 &&
+                       (B == 1 || x.b_stride == voxels * row);
+    return dense && row < 1 << 20 ? int(row) : 0;
+}
+
+/// Stores the elements of `x` from `first` on, as far as there are so many.
+template <typename T, int V>
+__device__ void store_up_to(T* to, int64_t first, int64_t count, const Vector<T, V>& x) {
+    if (first + V <= count) {
+        store_vector(to + first, x);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < V; ++j)
+        if (first + j < count) to[first + j] = x.at[j];
+}
+
+constexpr int kRepacked = 4, kRepacks = 4;  // elements at a time, and how often a thread does it
+
+/// Copies rows of C channels to rows of another length; channels beyond C become zeros.
+template <typename From, typename To>
+__global__ void __launch_bounds__(kTurners)
+    repack_kernel(const From* from, To* to, int64_t rows, int C, int from_row, int to_row,
+                  Choice choice) {
+    if (choice.idle()) return;
+    constexpr int kBlock = kTurners * kRepacked * kRepacks;
+    const int64_t count = rows * to_row, step = int64_t(gridDim.x) * kBlock;
+    for (int64_t block = int64_t(blockIdx.x) * kBlock; block < count; block += step) {
+        const int64_t row = block / to_row;
+        const unsigned before = unsigned(block - row * to_row);
+        const From* const source = from + row * from_row;
+        Vector<To, kRepacked> words[kRepacks];
+#pragma unroll
+        for (int k = 0; k < kRepacks; ++k) {
+            const unsigned i = (k * kTurners + threadIdx.x) * kRepacked;
+            unsigned r = (before + i) / to_row, c = before + i - r * to_row;
+#pragma unroll
+            for (int j = 0; j < kRepacked; ++j) {
+                const bool there = block + i + j < count && c < C;
+                words[k].at[j] = store<To>(load(there ? source[r * from_row + c] : From{}));
+                if (++c == to_row) c = 0, ++r;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < kRepacks; ++k)
+            store_up_to(to, block + (k * kTurners + threadIdx.x) * kRepacked, count, words[k]);
+    }
+}
+
 template <typename From, typename To>
 const char* turn(const Voxels& from, const Voxels& to, const GridSampleParams& p, int pad,
                  Choice choice, int processors, cudaStream_t stream) {
     const int64_t voxels = int64_t(p.size[0]) * p.size[1] * p.size[2];
+    const int from_row = row_of(from, voxels, p.B), to_row = row_of(to, voxels, p.B);
+    if (from_row && to_row == pad &&
+        reinterpret_cast<uintptr_t>(to.data) % (kRepacked * sizeof(To)) == 0) {
+        const int64_t blocks =
+            ceil_div(p.B * voxels * to_row, int64_t(kTurners) * kRepacked * kRepacks);
+        repack_kernel<From, To>
+            <<<unsigned(std::min<int64_t>(blocks, 64 * processors)), kTurners, 0, stream>>>(
+                static_cast<const From*>(from.data), static_cast<To*>(to.data), p.B * voxels,
+                int(p.C), from_row, to_row, choice);
+        return launch_error();
+    }
     int channels_log2 = 0;
     while (1 << channels_log2 < pad && channels_log2 < 5) ++channels_log2;
     const int wide_log2 = 8 + std::min(channels_log2, 3) - channels_log2;
@@ -113,23 +176,29 @@ const char* zero(void* to, int64_t bytes, Choice choice, int processors, cudaStr
     return launch_error();
 }
 
-/// Rounds sums that lie in the order of what they are rounded to, four at a time.
+/// Rounds sums that lie in the order of what they are rounded to, 16 bytes at a time.
 template <typename To>
 __global__ void __launch_bounds__(kTurners)
     round_kernel(const float* from, To* to, int64_t count, Choice choice) {
     if (choice.idle()) return;
-    const int64_t step = int64_t(gridDim.x) * kTurners * 4;
-    int64_t i = (int64_t(blockIdx.x) * kTurners + threadIdx.x) * 4;
-#pragma unroll 4
-    for (; i < count; i += step) {
-        const auto sums = load_vector<float, 4>(from + i);  // whole words: the scratch is padded
-        Vector<To, 4> rounded;
+    constexpr int V = 16 / sizeof(To), kTogether = 2;
+    const int64_t step = int64_t(gridDim.x) * kTurners * V;
+    int64_t i = (int64_t(blockIdx.x) * kTurners + threadIdx.x) * V;
+    for (; i < count; i += kTogether * step) {
+        Vector<To, V> rounded[kTogether];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) rounded.at[j] = store<To>(sums.at[j]);
-        if (i + 4 <= count)
-            store_vector(to + i, rounded);
-        else
-            for (int j = 0; i + j < count; ++j) to[i + j] = rounded.at[j];
+        for (int k = 0; k < kTogether; ++k) {
+            const int64_t first = i + k * step;
+            if (first >= count) break;
+#pragma unroll
+            for (int j = 0; j < V; j += 4) {  // whole words: the scratch is padded
+                const auto sums = load_constant<float, 4>(from + first + j);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) rounded[k].at[j + e] = store<To>(sums.at[e]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) store_up_to(to, i + k * step, count, rounded[k]);
     }
 }
 
