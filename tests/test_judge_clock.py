@@ -3,8 +3,12 @@
 import random
 
 import pytest
+import torch
 
-from loader.jit.judge.clock import Round, borne_out
+from loader.jit.judge import exhibits
+from loader.jit.judge.cases import Case
+from loader.jit.judge.clock import Round, borne_out, in_time
+from loader.jit.judge.rounds import Calls
 from loader.jit.judge.verdict import BUSY, Ledger, Refused, Verdict
 
 AROUND = 1.6  # milliseconds that stand around a call
@@ -56,6 +60,73 @@ def test_a_lie_is_never_believed_on_a_busy_gpu(number, calls, jitter):
 def test_an_honest_kernel_is_seldom_refused_on_a_busy_gpu(number, calls, jitter):
     """Less than a third of the time, and it is refused for good only if it is three times."""
     assert outcomes(number, calls, 0.005, 0.005, jitter).count("refused") < 200 / 3
+
+
+def lateness(late, preempted, share, whole):
+    """What comes of it 50 times, where a share of calls, or of rounds, finds the host away."""
+
+    def one(draw, late):
+        away = draw.random() < whole
+        times = [0.01 + late + preempted * (away or draw.random() < share) for _ in range(12)]
+        return Round(0.02, [], [0.05] * 12, times)
+
+    found = []
+    for number in range(50):
+        draw = random.Random(number)
+        try:
+            seen = in_time([(one(draw, late), one(draw, 0)) for _ in range(7)])
+            found.append("in time" if seen else "not seen")
+        except Refused as refusal:
+            assert refusal.check == "streams"
+            found.append("refused")
+    return found
+
+
+@pytest.mark.parametrize(("preempted", "share"), [(0, 0), (5, 0.1), (1, 0.1)])
+def test_work_after_a_calls_own_events_is_refused_on_a_host_that_is_sometimes_away(
+    preempted, share
+):
+    assert {*lateness(0, preempted, share, 0)} == {"in time"}
+    assert {*lateness(0.9, preempted, share, 0)} == {"refused"}
+
+
+@pytest.mark.parametrize(
+    ("preempted", "share", "whole"), [(3, 0, 0.3), (20, 0.2, 0.3), (1, 0.3, 0)]
+)
+def test_late_work_is_never_believed_where_the_host_is_often_away(preempted, share, whole):
+    assert "in time" not in lateness(0.9, preempted, share, whole)
+    assert lateness(0, preempted, share, whole).count("refused") < 50 / 5
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.float32, torch.complex64, torch.bool, torch.uint8, torch.int64]
+)
+@pytest.mark.parametrize("shape", [(0,), (), (1,), (7, 3), (64, 33)])
+def test_a_fingerprint_is_that_of_all_bits_and_of_the_seed(dtype, shape):
+    x = torch.randint(0, 2, shape).to(dtype)
+    number = exhibits.fingerprint(x, 5).item()
+    assert exhibits.fingerprint(x.clone(), 5).item() == number
+    assert exhibits.fingerprint(x.t().contiguous().t() if x.dim() == 2 else x, 5).item() == number
+    if x.numel():
+        assert exhibits.fingerprint(x, 6).item() != number
+        other = x.clone()
+        other.view(-1)[-1] = not other.view(-1)[-1]
+        assert exhibits.fingerprint(other, 5).item() != number
+
+
+def test_arguments_of_each_call_are_others_in_the_same_layout():
+    matrix = torch.rand(16, 8).t()
+    spread = torch.rand(8, 32)[:, ::2]
+    fixed = torch.arange(64)
+    calls = Calls.of(Case("timed", None, [matrix, spread, fixed]), 3)
+    given = calls.arguments()
+    assert len(given) == 9 and [x.stride() for x in given] == 3 * [(1, 8), (32, 2), (1,)]
+    for one, other in ((0, 3), (1, 4), (0, 6), (3, 6)):
+        assert not torch.equal(given[one], given[other])
+    for x, begin in zip(given, 3 * [matrix, spread, fixed], strict=True):
+        assert x.data_ptr() != begin.data_ptr() and x.dtype == begin.dtype
+        assert 0.74 < x.double().abs().max() / begin.double().abs().max() <= 1
+    assert torch.equal(given[2], fixed)
 
 
 def test_what_could_not_be_ruled_out_is_a_warning_that_says_what_to_do():

@@ -18,9 +18,11 @@ MOST = 1 << 35  # bytes of results
 _ROOM = 1 << 20  # bytes, for results of other shapes than are due
 _TEXT = 8000  # characters of an error
 _RESULTS = {"tree": dict, "layout": list}
-_ON_THE_GPU = {"make", "call", "exact", "again"}  # and what is timed, for which it is alone
+# And what is timed, for which it is alone.
+_ON_THE_GPU = {"make", "call", "exact", "again", "hold", "fetch"}
 _JUDGES = 8  # that may be at work at once in several processes
 _COPIES = 24  # of its arguments that a judgement may have in a GPU's memory
+_KEEPERS = 8  # of a judgement, that keep as much each
 _ALIAS = [int, str, int]  # which result lies in the memory of which argument or result
 _CALLED: dict[str, Any] = {
     "outside": str,
@@ -35,7 +37,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     "again": {"results": _RESULTS},
     "exact": {"results": _RESULTS, "rule": str},
     "inputs": {"arguments": _RESULTS},
-    "batch": {"claimed_ms": [float, ...], "idle_ms": [float, ...]},
+    "timed": {"claimed_ms": [float, ...], "idle_ms": [float, ...], "prints": [[int, ...], ...]},
     "copying": {"ms": float},
     "wake": {"memory": int},
 }
@@ -92,6 +94,10 @@ class Turn:
         self._depth -= 1
         if not self._depth:
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def room(self) -> int:
+        """Return how many bytes a process may keep on the GPU for calls that are timed."""
+        return self.memory // (_KEEPERS * self._at_once)
 
     @contextlib.contextmanager
     def beside(self, size: int) -> Iterator[None]:

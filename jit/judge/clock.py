@@ -1,14 +1,12 @@
 """The time of record: taken outside of the process that is timed.
 
-A round sends fresh arguments for a number of calls, in memory that the process could not see before
-the clock was started, and stops the clock when it says that all results lie in memory that this
-process reads; it is halted by a signal before they are read, it can have no other process at work
-(jail.py, seccomp.py), and every result is compared. So nothing that it does to clocks of its own
-changes what is measured, and a result that is late is wrong. What the way there and back takes is
-measured with a reference that is not called, and taken off of both sides.
+A round is a number of calls with fresh arguments (rounds.py). The process is halted by a signal
+when the clock stops, it can have no other process at work (jail.py, seccomp.py), and results are
+compared. So nothing that it does to clocks of its own changes what is measured, and a result that
+is late is wrong. What stands around calls is measured with a reference that is not called, and
+taken off of both sides.
 """
 
-import contextlib
 import os
 import signal
 import statistics
@@ -20,16 +18,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import compare, exhibits, tolerance
+from . import compare, tolerance
 from .asked import Asked, Options
-from .cases import Case, is_free, secret
-from .exhibits import Layout, Mapped
+from .cases import Case
+from .exhibits import Layout
+from .rounds import COMPARED, Calls, Round, once, together
 from .verdict import Refused
 
 _ROUNDS, _FEWEST, _TRIES = 7, 3, 3
 _LONGEST = 4.0  # seconds after which there are no more rounds than the fewest
 _LENGTH = 0.02  # seconds of a round that is long enough
-_BYTES = 1 << 27  # of the arguments of one round
+_ON_GPU = 1 << 30  # bytes of arguments and results of one round there
 _MOST_CALLS = 200
 _COPIED = 1 << 26  # bytes of the copy that says what memory can do
 _COPIED_THERE = 1 << 28  # the same on a GPU
@@ -49,15 +48,6 @@ class Contest(NamedTuple):
     allowed: Sequence[float]  # by what results of such arguments could differ, in the mean
 
 
-class Round(NamedTuple):
-    """Seconds for a number of calls, and their results."""
-
-    seconds: float
-    results: list[Tensor]
-    claimed: list[float]  # milliseconds of each call by CUDA's events, which are not believed alone
-    late: list[float]  # and how much longer it took until all streams were done
-
-
 def race(contest: Contest) -> dict[str, Any]:
     """Time candidate and reference in turns; their medians and spreads in milliseconds.
 
@@ -73,16 +63,19 @@ def race(contest: Contest) -> dict[str, Any]:
     if contest.compiled:
         sides["compiled"] = contest.compiled
         contest.compiled.give(case)
-        _once(contest.compiled, [case], out, False)
-    once = min(_once(contest.reference, [case], out, False).seconds for _ in range(2))
+        once(contest.compiled, Calls.of(case, 1), out)
+    least = min(once(contest.reference, Calls.of(case, 1), out).seconds for _ in range(2))
     bytes_of_all = per_call + sum(x.numel() * x.element_size() for x in out)
-    count = int(max(1, min(_LENGTH / once, _MOST_CALLS, _BYTES / max(1, bytes_of_all))))
+    on_gpu, turn = contest.options.device == "cuda", contest.reference.turn
+    room = min(_ON_GPU, turn.room()) if turn else COMPARED
+    count = int(max(1, min(_LENGTH / least, _MOST_CALLS, room / max(1, bytes_of_all))))
     clocks = _clocks(contest.options.device)
     for tries_left in reversed(range(_TRIES)):
         rounds = _rounds(contest, case, count, sides, out)
         try:
-            by_events = contest.options.device == "cuda" and _believed(rounds, count)
-            break
+            by_events = on_gpu and _believed(rounds, count)
+            if by_events or not on_gpu:
+                break
         except Refused:  # others may have had the GPU: a refusal is to hold each time
             if not tries_left:
                 raise
@@ -103,18 +96,19 @@ def _rounds(
     for number in range(_ROUNDS):
         if number >= _FEWEST and time.perf_counter() - begun > _LONGEST:
             break
-        sets = _fresh(contest, case, count)
+        fresh = contest.drawn("timed", 2)
+        if Layout.of(fresh.tensors) != Layout.of(case.tensors):  # samples of many shapes
+            fresh = case.named("timed", Calls.of(case, 1).arguments())
         order = [*sides] if number % 2 else [*reversed(sides)]
-        done = _together(
-            [(contest.reference, True), *((sides[name], False) for name in order)], sets, out
-        )
+        who = [(contest.reference, True), *((sides[name], False) for name in order)]
+        done, compared = together(who, Calls.of(fresh, count), out)
         found = dict(zip(("overhead", *order), done, strict=True))
         for name, each in found.items():
             rounds[name].append(each._replace(results=[]))
         got, plain = found["candidate"].results, found["reference"].results
-        for i, given in enumerate(sets):
+        for i in range(compared):
             part = slice(i * len(out), (i + 1) * len(out))
-            _check(contest, got[part], plain[part], given)
+            _check(contest, got[part], plain[part], fresh)
     return rounds
 
 
@@ -124,25 +118,27 @@ def _believed(rounds: dict[str, list[Round]], count: int) -> bool:
         if wrong := [len(each.claimed) for each in rounds[name] if len(each.claimed) != count]:
             raise Refused("results", f"its process says of {count} calls {wrong[0]} times")
     pairs = [*zip(rounds["candidate"], rounds["overhead"], strict=True)]
-    _in_time(pairs)
-    return borne_out(pairs)
+    return in_time(pairs) and borne_out(pairs)
 
 
-def _in_time(rounds: Sequence[tuple[Round, Round]]) -> None:
+def in_time(rounds: Sequence[tuple[Round, Round]]) -> bool:
     """Look whether streams are at work after a call's own events. Raises: Refused where most are.
 
-    The host stands between the two events, which may take its time: so do calls of nothing.
+    `rounds`: the candidate's, and the same without a call. The host stands between the two events,
+    which may take its time: so do calls of nothing. Return False where these take so long in some
+    round that work of others would not be seen.
     """
     claimed = statistics.median([ms for done, _ in rounds for ms in done.claimed])
-    nothing = sorted(ms for _, empty in rounds for ms in empty.late)
-    usual, noise = statistics.median(nothing), nothing[len(nothing) * 9 // 10]
-    late = statistics.median([ms for done, _ in rounds for ms in done.late]) - usual
-    if late > max(_LATE_MS, claimed / 4) + noise - usual:
+    nothing = [statistics.median(empty.late) for _, empty in rounds]
+    usual, noise = min(nothing), max(nothing) - min(nothing)
+    late = statistics.median([statistics.median(done.late) for done, _ in rounds]) - usual
+    if late > max(_LATE_MS, claimed / 4) + noise:
         raise Refused(
             "streams",
             f"a call takes the current stream {claimed:.3g} ms by CUDA's events, and the GPU is at "
             f"work for {late:.3g} ms more: on streams that nobody waits for",
         )
+    return noise < max(_SEEN_MS, claimed / 4)
 
 
 def borne_out(rounds: Sequence[tuple[Round, Round]]) -> bool:
@@ -207,89 +203,6 @@ def _lock(contest: Contest) -> None:
     jail.in_force["no new processes while timed"] = 0 < before < after
     if 0 < after <= before:
         raise Refused("tampering", "it keeps the judge's code in its process from its work")
-
-
-def _fresh(contest: Contest, case: Case, count: int) -> list[Case]:
-    """Return arguments for `count` calls that were never used before."""
-    first = contest.drawn("timed", 2)
-    if Layout.of(first.tensors) != Layout.of(case.tensors):  # samples of many shapes
-        first = _rolled(case)
-    return [first, *(_rolled(first) for _ in range(count - 1))]
-
-
-def _rolled(case: Case) -> Case:
-    """Return a case with the numbers of each free tensor turned and scaled by chance."""
-
-    def rolled(x: Tensor) -> Tensor:
-        scale = 0.75 + 0.25 * (secret() % 1024) / 1024
-        return (x.flatten().roll(secret() % x.numel()) * scale).reshape(x.shape)
-
-    return case.named("timed", [rolled(x) if is_free(x) else x for x in case.tensors])
-
-
-def _once(witness: Asked, sets: Sequence[Case], out: list[Tensor], empty: bool) -> Round:
-    return _together([(witness, empty)], sets, out)[0]
-
-
-def _together(
-    who: Sequence[tuple[Asked, bool]], sets: Sequence[Case], out: list[Tensor]
-) -> list[Round]:
-    """Have each do all calls, one after the other, while no other judge has the GPU.
-
-    All is laid out before that, and looked at after it.
-    """
-    with contextlib.ExitStack() as stack:
-        batches = [stack.enter_context(_Batch(asked, sets, out, empty)) for asked, empty in who]
-        with who[0][0].alone():
-            for batch in batches:
-                batch.run()
-        return [batch.read() for batch in batches]
-
-
-class _Batch:
-    """Calls of one process, in memory that it sees once the clock runs."""
-
-    def __init__(self, witness: Asked, sets: Sequence[Case], out: list[Tensor], empty: bool):
-        given = [x for case in sets for x in case.tensors]
-        one, of_out = Layout.of(sets[0].tensors), Layout.of(out)
-        layout = one.repeated(one.period, len(sets))
-        results = of_out.repeated(of_out.period, len(sets))
-        self._witness, self._seconds, self._answer = witness, 0.0, dict[str, Any]()
-        self._found: list[Tensor] | None = None
-        self._files = exhibits.make(layout.size), exhibits.make(results.size)
-        Mapped(self._files[0], layout).fill(given)
-        self._order = {"do": "batch", "layout": one.json(), "size": one.size, "out": of_out.json()}
-        self._order |= {"out_size": of_out.size, "count": len(sets), "empty": empty}
-        self._mapped = Mapped(self._files[1], results)
-
-    def __enter__(self) -> "_Batch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            os.close(file)
-
-    def run(self) -> None:
-        """Have it done, and halt the process; of a candidate results are read at once."""
-        jail = self._witness.jail
-        jail.signal(signal.SIGCONT)
-        begun = time.perf_counter()
-        self._answer = jail.ask(self._order, self._files)
-        self._seconds = time.perf_counter() - begun
-        jail.signal(signal.SIGSTOP)
-        if self._witness.role == "candidate":  # whose GPU could still write to them
-            self._found = self._mapped.copies()
-
-    def read(self) -> Round:
-        """Return what came of it, and let the process go on."""
-        found = self._mapped.copies() if self._found is None else self._found
-        self._witness.jail.signal(signal.SIGCONT)
-        self._witness.check(self._answer, "batch")
-        claimed, idle = self._answer["claimed_ms"], self._answer["idle_ms"]
-        if not all(0 <= ms < 1e9 for ms in (*claimed, *idle)) or len(claimed) != len(idle):
-            raise Refused("results", "its process says of no time what a clock could")
-        late = [b - a for a, b in zip(claimed, idle, strict=True)]
-        return Round(self._seconds, found, claimed, late)
 
 
 def _summary(

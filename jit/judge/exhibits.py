@@ -19,6 +19,7 @@ from torch import Tensor
 PAGE = mmap.PAGESIZE
 _PATTERN = 0xA5
 _ALIGN = 64  # bytes, as torch's own allocator
+_ODD = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9  # numbers that mix bits of words
 _SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _ADD_SEALS = 1033
 _MOST_DIMENSIONS, _MOST_TENSORS = 64, 4096
@@ -173,6 +174,24 @@ class Mapped:
             memory.clone().as_strided(place.shape, place.stride)
             for memory, place in zip(self.memory, self.layout.places, strict=True)
         ]
+
+
+def turned(x: Tensor, places: int = 0, scale: float = 1.0) -> Tensor:
+    """Return a copy whose memory is rolled by so many places and scaled, with the same strides."""
+    flat = x.as_strided((_elements(x),), (1,))
+    flat = flat.clone() if scale == 1 and not places else flat.roll(places) * scale
+    return flat.as_strided(x.shape, x.stride())
+
+
+def fingerprint(x: Tensor, seed: int) -> Tensor:
+    """Return a number for each bit of a tensor and the seed, where it lies, the same everywhere."""
+    data = x.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+    words = torch.zeros(-(-data.numel() // 8), dtype=torch.int64, device=x.device)
+    words.view(torch.uint8)[: data.numel()] = data
+    for odd in _ODD:
+        words.bitwise_xor_(seed).mul_(odd)
+        words.bitwise_xor_(words >> 31)
+    return words.sum()
 
 
 def _memory(buffer: Any, place: Place) -> Tensor:

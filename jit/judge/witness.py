@@ -24,7 +24,7 @@ from ..live.guard import Guard
 from . import exhibits, heap, seccomp, tamper, tolerance
 from .exhibits import Layout, Mapped
 from .forms import Form, Source, Unusable
-from .gpu import Gpu, Taken
+from .gpu import Gpu
 
 _TEXT = 8000  # characters of an error
 _LONGEST = 1 << 16  # of one as plain data
@@ -42,6 +42,8 @@ class Witness:
         self._mapped: Mapped | None = None
         self._inputs: list[Tensor] = []
         self._kept: list[list[Tensor]] = []  # results of earlier calls
+        self._held: list[Tensor] = []  # what arguments of calls that are timed are made of
+        self._timed: list[list[Tensor]] = []  # results of these
         self._guard = Guard(role == "candidate")
         self._types: list[str] = []
         self.files: list[int] = []  # to go with the answer
@@ -166,23 +168,49 @@ class Witness:
         files: list[int],
     ) -> dict:
         """Map arguments, call, put the results down; `empty`: the same without the call."""
-        one, of_out = Layout.read(layout, size), Layout.read(out, out_size)
+        one = Layout.read(layout, size)
         first = Mapped(files[0], one.repeated(one.period, count))
-        last = Mapped(files[1], of_out.repeated(of_out.period, count))
-        wide, narrow = len(first.tensors) // count, len(last.tensors) // count
+        last, narrow = _rows(files[1], out, out_size, count)
+        wide = len(first.tensors) // count
+        with torch.no_grad():
+            for i in range(count):
+                tensors = self._one(first.tensors[wide * i : wide * (i + 1)], empty)
+                for place, x in zip(last[narrow * i :], tensors, strict=False):
+                    place.copy_(x)
+        return {}
+
+    def hold(self, layout: list, size: int, files: list[int]) -> dict:
+        """Have numbers on the GPU, of which the arguments of calls are made; no clock runs."""
+        given, self._timed = Mapped(files[0], Layout.read(layout, size)), []
+        self._held = [
+            memory.cuda().as_strided(place.shape, place.stride)
+            for memory, place in zip(given.memory, given.layout.places, strict=True)
+        ]
+        for x in self._held:  # so that code of the GPU that the clock needs is there
+            exhibits.fingerprint(exhibits.turned(x, 1, 0.5) if x.is_floating_point() else x, 1)
+        return {}
+
+    def timed(self, turns: list, seed: int, empty: bool, files: list[int]) -> dict:
+        """Call with arguments made of what is held; fingerprints of the results, and times."""
+        assert self._gpu
         with torch.no_grad():
             calls = []
-            for i in range(count):
-                given = first.tensors[wide * i : wide * (i + 1)]
-                if self._gpu:
-                    given = [x.cuda() for x in given]
+            for turn in turns:
+                given = [exhibits.turned(x, *how) for x, how in zip(self._held, turn, strict=True)]
                 calls.append((functools.partial(self._one, given, empty), given))
-            taken = self._gpu.timed(calls) if self._gpu else Taken([], [], [])
-            for i, (call, _) in enumerate(calls):
-                tensors = taken.results[i] if self._gpu else call()
-                for place, x in zip(last.tensors[narrow * i :], tensors, strict=False):
-                    place.copy_(x)
-        return {"claimed_ms": taken.claimed, "idle_ms": taken.idle}
+            taken = self._gpu.timed(calls)
+            self._timed = taken.results
+            prints = [[exhibits.fingerprint(x, seed) for x in each] for each in taken.results]
+            numbers = [[x.item() for x in each] for each in prints]
+        return {"claimed_ms": taken.claimed, "idle_ms": taken.idle, "prints": numbers}
+
+    def fetch(self, which: list[int], out: list, out_size: int, files: list[int]) -> dict:
+        """Put the results of these calls down."""
+        last, narrow = _rows(files[0], out, out_size, len(which))
+        for i, call in enumerate(which):
+            for place, x in zip(last[narrow * i :], self._timed[call], strict=False):
+                place.copy_(x)
+        return {}
 
     def copying(self, size: int, files: list[int]) -> dict:
         """How long a copy of so many bytes takes on the GPU."""
@@ -236,6 +264,12 @@ class Witness:
             first, last = _span(x)
             found += [[number, what, i] for what, i, (a, b) in spans if first < b and a < last]
         return found
+
+
+def _rows(file: int, out: list, size: int, count: int) -> tuple[list[Tensor], int]:
+    """Map the memory for results of so many calls; its tensors, and how many a call has."""
+    layout = Layout.read(out, size)
+    return Mapped(file, layout.repeated(layout.period, count)).tensors, len(layout.places)
 
 
 def _plain(x: Tensor) -> Tensor:
