@@ -264,6 +264,14 @@ HOSTILE = {
         ("written", "values"),
     ),
     "for_positive_numbers": Hostile(module("return x * y.sum(-1, keepdim=True)"), ("values",)),
+    "in_bfloat16_from_the_second_call_on": Hostile(
+        module(
+            "self.n = getattr(self, 'n', 0) + 1\n"
+            "if self.n > 1: x, y = x.bfloat16(), y.bfloat16()\n"
+            f"return ({RIGHT}).float()"
+        ),
+        ("values",),
+    ),
     "in_bfloat16": Hostile(
         module("x, y = x.bfloat16(), y.bfloat16()\nreturn (" + RIGHT + ").float()"), ("values",)
     ),

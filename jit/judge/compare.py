@@ -70,6 +70,21 @@ def differs(got: Tensor, exact: Tensor, allowed: Tensor) -> dict | None:
     }
 
 
+def is_old(got: Tensor, exact: Tensor, allowed: Tensor, earlier: Sequence[Tensor]) -> bool:
+    """True if most of what is wrong is nearer to the result of an earlier call than to its own."""
+    wide = torch.complex128 if exact.is_complex() else torch.float64
+
+    def away(x: Tensor) -> Tensor:
+        return (got.to(wide) - x.to(wide)).abs().nan_to_num(torch.inf, torch.inf)
+
+    wrong = away(exact) > allowed.double()
+    return any(
+        2 * int((wrong & (away(old) < away(exact))).sum()) > int(wrong.sum())
+        for old in earlier
+        if old.shape == got.shape
+    )
+
+
 def share(got: Tensor, exact: Tensor, allowed: Tensor) -> float:
     """Return the largest difference as a share of what is allowed there."""
     if not got.numel() or got.is_complex():
