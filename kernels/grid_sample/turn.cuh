@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kTurners, 8)
     // Up to 8 elements a thread: `channels` rows of `wide` voxels.
     const int each_log2 = channels_log2 < 3 ? channels_log2 : 3, each = 1 << each_log2;
     const int wide_log2 = 8 + each_log2 - channels_log2, wide = 1 << wide_log2;
+    const int pitch = wide + (32 >> channels_log2);  // a warp's channels of a few voxels: 32 banks
     for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
         const unsigned block = index / across;
         const int64_t v0 = int64_t(index % across) << wide_log2, b = block / deep;
@@ -64,11 +65,11 @@ __global__ void __launch_bounds__(kTurners, 8)
         };
         __syncthreads();
         walk(from, [&](int c, int v, int64_t at) {
-            tile[c * (wide + 1) + v] = c0 + c < C ? source[at] : From{};
+            tile[c * pitch + v] = c0 + c < C ? source[at] : From{};
         });
         __syncthreads();
         walk(to, [&](int c, int v, int64_t at) {
-            if (c0 + c < pad) target[at] = store<To>(load(tile[c * (wide + 1) + v]));
+            if (c0 + c < pad) target[at] = store<To>(load(tile[c * pitch + v]));
         });
     }
 }
@@ -142,6 +143,11 @@ const char* turn(const Voxels& from, const Voxels& to, const GridSampleParams& p
     }
     int channels_log2 = 0;
     while (1 << channels_log2 < pad && channels_log2 < 5) ++channels_log2;
+    // Fewer at a time where less is left over, but whole sectors.
+    const auto covered = [pad](int log2) { return ceil_div(pad, 1 << log2) << log2; };
+    const int least = sizeof(To) < 4 || sizeof(From) < 4 ? 4 : 3;
+    for (int log2 = channels_log2 - 1; log2 >= least; --log2)
+        if (covered(log2) < covered(channels_log2)) channels_log2 = log2;
     const int wide_log2 = 8 + std::min(channels_log2, 3) - channels_log2;
     const int64_t across = ceil_div(voxels, 1 << wide_log2);
     const int64_t deep = ceil_div(pad, 1 << channels_log2);
