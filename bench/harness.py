@@ -172,6 +172,7 @@ def _same(operator: str, options: argparse.Namespace) -> dict:
 
 def _write(file: Path, record: dict) -> None:
     """All of it or nothing, whenever the run is ended."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".draft")
     draft.write_text(json.dumps(record, indent=1) + "\n")
     draft.replace(file)
