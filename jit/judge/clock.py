@@ -29,6 +29,7 @@ _ROUNDS, _FEWEST, _TRIES = 7, 3, 3
 _LONGEST = 4.0  # seconds after which there are no more rounds than the fewest
 _LENGTH = 0.02  # seconds of a round that is long enough
 _ON_GPU = 1 << 30  # bytes of arguments and results of one round there
+_SEVERAL, _SPENT = 12, 0.2  # calls of a round on a GPU, where they take up to so many seconds
 _MOST_CALLS = 200
 _COPIED = 1 << 26  # bytes of the copy that says what memory can do
 _COPIED_THERE = 1 << 28  # the same on a GPU
@@ -68,7 +69,10 @@ def race(contest: Contest) -> dict[str, Any]:
     bytes_of_all = per_call + sum(x.numel() * x.element_size() for x in out)
     on_gpu, turn = contest.options.device == "cuda", contest.reference.turn
     room = min(_ON_GPU, turn.room()) if turn else COMPARED
-    count = int(max(1, min(_LENGTH / least, _MOST_CALLS, room / max(1, bytes_of_all))))
+    calls = _LENGTH / least
+    if on_gpu:  # whose host may have been away in these; of few calls less would be seen
+        calls = max(calls, min(_SEVERAL, _SPENT / least))
+    count = int(max(1, min(calls, _MOST_CALLS, room / max(1, bytes_of_all))))
     clocks = _clocks(contest.options.device)
     for tries_left in reversed(range(_TRIES)):
         rounds = _rounds(contest, case, count, sides, out)
