@@ -13,7 +13,7 @@ import time
 import pytest
 from conftest import Captured, Checkout, ended, start_program
 
-from loader.jit.build.workshop import Workshop, in_threads
+from loader.jit.build.workshop import Ran, Workshop, in_threads
 from loader.jit.errors import cxx
 from loader.jit.extension import flags, levels, retry
 from loader.jit.extension.arguments import Extension, Source
@@ -766,7 +766,7 @@ def test_a_damaged_precompiled_header_is_not_trusted(tmp_path):
         ran = []
 
         def compile(use):
-            ran.append(shop.run(["c++", "-std=c++17", *use, "-fsyntax-only", "x.cpp"]))
+            ran.append(shop.run(["c++", "-std=c++17", *use, "-fsyntax-only", "x.cpp"])[:2])
             return None, ran[-1][1]
 
         assert header.used(compile) is None and not ran  # it is not waited for
@@ -817,7 +817,7 @@ def test_names_of_torchs_headers_are_read_once_for_all_gpus_and_both_halves(tmp_
         def run(self, command, note=True):
             ran.append([word for word in command if "gencode" in word or "arch=" in word])
             time.sleep(0.1)  # in which the other half asks
-            return 0, "#define KNOWN 1\nnamespace at { class Tensor; }\n"
+            return Ran(0, "#define KNOWN 1\nnamespace at { class Tensor; }\n", 0.0)
 
     for gpus in (
         ["-gencode=arch=compute_80,code=sm_80"],

@@ -41,6 +41,17 @@ def test_an_object_is_named_by_what_went_in_and_found_again(tmp_path):
     assert count.read_text() == "x\nx\n" and made.seconds is None
 
 
+def test_an_object_s_seconds_are_its_compiler_s_without_the_wait_for_a_core(tmp_path, monkeypatch):
+    monkeypatch.setenv("MAX_JOBS", "1")
+    sources = [tmp_path / f"{name}.cpp" for name in "abc"]
+    for source in sources:
+        source.write_text("text")
+    program = compiler(tmp_path, f'sleep 0.2; cat "{sources[0]}" > "$2"')
+    with Workshop(tmp_path / "work") as shop:
+        made = shop.compile([job(program, source) for source in sources])
+    assert sum(each.seconds for each in made) == pytest.approx(shop.seconds["compile"])
+
+
 def test_an_object_that_was_edited_under_the_compiler_s_hands_is_made_again(tmp_path):
     """It must not get the name of the text that was there before."""
     source, once = tmp_path / "a.cpp", tmp_path / "once"

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..cache.lock import lock_of
 from ..cache.store import file_digest, remove
@@ -68,6 +68,14 @@ class Object:
     variant: str = ""
 
 
+class Ran(NamedTuple):
+    """A tool that has run here: its exit status, all that it printed, how long it took."""
+
+    status: int
+    said: str
+    seconds: float  # without those in which it waited for a core
+
+
 class Workshop:
     """A work folder whose lock the caller holds."""
 
@@ -108,10 +116,10 @@ class Workshop:
     def link(self, command: list[str], name: str, stage: str = "link") -> Path:
         """Run a linker or compiler (`command` lacks `-o`); the caller removes its product."""
         draft = self._draft(name)
-        status, said = self.run([*command, "-o", draft.name], stage)
-        if status:
+        ran = self.run([*command, "-o", draft.name], stage)
+        if ran.status:
             draft.unlink(missing_ok=True)
-            raise CompileError(said or f"{command[0]} ended with status {status}")
+            raise CompileError(ran.said or f"{command[0]} ended with status {ran.status}")
         return draft
 
     def run(
@@ -121,8 +129,8 @@ class Workshop:
         note: bool = True,
         turn: int = 0,
         variant: str = "",
-    ) -> tuple[int, str]:
-        """Run a tool here when a core is free for it; its exit status and all that it printed.
+    ) -> Ran:
+        """Run a tool here when a core is free for it.
 
         That is not kept in `said` without `note`. Links go before compilers of the same urgency:
         each ends somebody's wait; the compilers of a workshop go in their `turn`. The time counts
@@ -170,7 +178,7 @@ class Workshop:
             out += f"{command[0]} was ended by signal {-process.returncode}\n"
         if note:
             self.said.append(f"{shlex.join(command)}\n{out}")
-        return process.returncode, out
+        return Ran(process.returncode, out, took)
 
     def end(self) -> None:
         """End the tools that are running, and what they started."""
@@ -213,38 +221,36 @@ class Workshop:
                 return Object(job.source, found, variant=job.variant)
             draft = self._draft(f"{name}.o")
             try:
-                begun = time.perf_counter()
-                said, error = self._run_compiler(job, draft, turn)
+                said, seconds, error = self._run_compiler(job, draft, turn)
                 if not self.ended and job.made_of() != made_of:
                     continue
                 if error:
                     return error
                 final = self.folder / f"{name}-{file_digest(draft)[:32]}.o"
                 os.replace(draft, final)
-                return Object(
-                    job.source, final, time.perf_counter() - begun, said, variant=job.variant
-                )
+                return Object(job.source, final, seconds, said, variant=job.variant)
             finally:
                 draft.unlink(missing_ok=True)
         return CompileError(f"{job.source} kept changing while it was compiled")
 
     def _run_compiler(
         self, job: Compile, draft: Path, turn: int
-    ) -> tuple[str, CompileError | None]:
-        """Compile to `draft`; what the compiler said, and the error where it failed."""
-        status, said = 0, ""
+    ) -> tuple[str, float, CompileError | None]:
+        """Compile to `draft`; what the compiler said, its seconds, the error where it failed."""
+        ran = Ran(0, "", 0.0)
         try:
             for _ in range(2):  # once more, as when memory was short for a moment
                 command = [*job.command, "-c", job.file, "-o", draft.name]
-                status, said = self.run(command, turn=turn, variant=job.variant)
-                if status == 0:
-                    return said, None
-                if self.ended or not _KILLED.search(said):
+                ran = self.run(command, turn=turn, variant=job.variant)
+                if ran.status == 0:
+                    return ran.said, ran.seconds, None
+                if self.ended or not _KILLED.search(ran.said):
                     break
         except CompileError as error:
-            return "", error
-        cure = f"\n{_MEMORY}" if _KILLED.search(said) else ""
-        return said, CompileError(said + cure or f"{job.command[0]} ended with status {status}")
+            return "", 0.0, error
+        cure = f"\n{_MEMORY}" if _KILLED.search(ran.said) else ""
+        text = ran.said + cure or f"{job.command[0]} ended with status {ran.status}"
+        return ran.said, ran.seconds, CompileError(text)
 
     def _found(self, name: str) -> Path | None:
         """The object of this name, its content checked against the digest that it carries."""

@@ -100,10 +100,10 @@ class Compilers:
     def undefined(self, made: Path) -> list[str]:
         """Return the symbols that an object lacks; none where `nm` is not there to tell."""
         try:
-            status, said = self._shop.run(["nm", "-u", "--format=posix", made.name], note=False)
+            ran = self._shop.run(["nm", "-u", "--format=posix", made.name], note=False)
         except OSError:
             return []
-        return [line.split()[0] for line in said.splitlines() if line] if status == 0 else []
+        return [line.split()[0] for line in ran.said.splitlines() if line and not ran.status]
 
     def wide(self, task: Task) -> Names:
         """Return the names that torch's umbrella header brings, and the headers of the source.
@@ -142,12 +142,10 @@ class Compilers:
         """A text's preprocessed form with its macros; LookupError where that fails."""
         name = self._put(f"names-{_digest(text)}.{'cu' if cuda else 'cpp'}", text)
         more = ["-E", "-Xcompiler", "-dD,-P"] if cuda else ["-E", "-P", "-dD"]
-        status, said = self._shop.run(
-            [*_for_any_gpu(command), *more, name], note=False
-        )  # tens of megabytes
-        if status:
+        ran = self._shop.run([*_for_any_gpu(command), *more, name], note=False)  # tens of megabytes
+        if ran.status:
             raise LookupError("the preprocessor failed")
-        return said
+        return ran.said
 
     def _compile(self, command: list[str], text: str, name: str) -> tuple[Path | None, str]:
         """Run a compiler on a text, unless its object is there; the object, what was printed."""

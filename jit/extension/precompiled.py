@@ -77,8 +77,7 @@ class Precompiled:
         files.write(self._header, self._text)
         draft = self._folder / f".{os.getpid()}-{os.urandom(4).hex()}-{self._made.name}"
         try:
-            status, _ = shop.run([*self._command, str(self._header), "-o", str(draft)])
-            if status:
+            if shop.run([*self._command, str(self._header), "-o", str(draft)]).status:
                 return
             digest = file_digest(draft)
             os.replace(draft, self._made)
