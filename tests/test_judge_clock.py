@@ -7,7 +7,7 @@ import torch
 
 from loader.jit.judge import exhibits
 from loader.jit.judge.cases import Case
-from loader.jit.judge.clock import Round, borne_out, in_time
+from loader.jit.judge.clock import Round, believed, borne_out, in_time
 from loader.jit.judge.rounds import Calls
 from loader.jit.judge.verdict import BUSY, Ledger, Refused, Verdict
 
@@ -96,6 +96,31 @@ def test_work_after_a_calls_own_events_is_refused_on_a_host_that_is_sometimes_aw
 def test_late_work_is_never_believed_where_the_host_is_often_away(preempted, share, whole):
     assert "in time" not in lateness(0.9, preempted, share, whole)
     assert lateness(0, preempted, share, whole).count("refused") < 50 / 5
+
+
+def tried(*kinds):
+    """Seven rounds of 12 calls for each: of an honest time, a lie, or beside others at work."""
+
+    def rounds(waited, claims, noise):
+        each = [Round(0.02 + waited + noise * i, [], [claims] * 12, [0.01] * 12) for i in range(7)]
+        return {
+            "candidate": each,
+            "overhead": [x._replace(seconds=x.seconds - waited) for x in each],
+        }
+
+    made = {"honest": (0.001, 0.08, 0), "lie": (0.012, 0.0004, 0), "noise": (0.001, 0.08, 0.01)}
+    return iter([rounds(*made[kind]) for kind in kinds])
+
+
+def test_a_refusal_is_to_hold_each_time():
+    assert believed(tried("honest"), 12)[0]
+    assert believed(tried("lie", "noise", "honest"), 12)[0]
+    for kinds in (("noise", "noise", "lie"), ("lie", "lie", "noise"), ("noise", "noise", "noise")):
+        assert not believed(tried(*kinds), 12)[0]
+    with pytest.raises(Refused, match="the events lie"):
+        believed(tried("lie", "lie", "lie"), 12)
+    with pytest.raises(Refused, match="of 11 calls 12 times"):
+        believed(tried("honest"), 11)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ is late is wrong. What stands around calls is measured with a reference that is 
 taken off of both sides.
 """
 
+import itertools
 import os
 import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,15 +75,8 @@ def race(contest: Contest) -> dict[str, Any]:
         calls = max(calls, min(_SEVERAL, _SPENT / least))
     count = int(max(1, min(calls, _MOST_CALLS, room / max(1, bytes_of_all))))
     clocks = _clocks(contest.options.device)
-    for tries_left in reversed(range(_TRIES)):
-        rounds = _rounds(contest, case, count, sides, out)
-        try:
-            by_events = on_gpu and _believed(rounds, count)
-            if by_events or not on_gpu:
-                break
-        except Refused:  # others may have had the GPU: a refusal is to hold each time
-            if not tries_left:
-                raise
+    tries = iter(lambda: _rounds(contest, case, count, sides, out), None)
+    by_events, rounds = believed(tries, count) if on_gpu else (False, next(tries))
     summary = _summary(rounds, count, by_events, contest.options.device)
     summary["clocks"] = [*clocks, *_clocks(contest.options.device)]
     return summary | _limit(summary, bytes_of_all, contest)
@@ -116,13 +110,28 @@ def _rounds(
     return rounds
 
 
-def _believed(rounds: dict[str, list[Round]], count: int) -> bool:
-    """Return whether times are those that CUDA's events say. Raises: Refused."""
-    for name in rounds.keys() - {"overhead"}:
-        if wrong := [len(each.claimed) for each in rounds[name] if len(each.claimed) != count]:
-            raise Refused("results", f"its process says of {count} calls {wrong[0]} times")
-    pairs = [*zip(rounds["candidate"], rounds["overhead"], strict=True)]
-    return in_time(pairs) and borne_out(pairs)
+def believed(
+    tries: Iterator[dict[str, list[Round]]], count: int
+) -> tuple[bool, dict[str, list[Round]]]:
+    """Return whether times are those that CUDA's events say, and the rounds that tell.
+
+    Others may have had the GPU: what is refused or not seen is tried again. Raises: Refused where
+    each try is.
+    """
+    refusals = []
+    for rounds in itertools.islice(tries, _TRIES):
+        for name in rounds.keys() - {"overhead"}:
+            if wrong := [len(x.claimed) for x in rounds[name] if len(x.claimed) != count]:
+                raise Refused("results", f"its process says of {count} calls {wrong[0]} times")
+        pairs = [*zip(rounds["candidate"], rounds["overhead"], strict=True)]
+        try:
+            if in_time(pairs) and borne_out(pairs):
+                return True, rounds
+        except Refused as refusal:
+            refusals.append(refusal)
+    if len(refusals) == _TRIES:
+        raise refusals[-1]
+    return False, rounds
 
 
 def in_time(rounds: Sequence[tuple[Round, Round]]) -> bool:

@@ -77,8 +77,10 @@ def together(
     after it. Return their rounds, and of how many calls these have results.
     """
     with contextlib.ExitStack() as stack:
-        made = [(_OnGpu if asked.turn else _OnCpu)(asked, calls, out, no) for asked, no in who]
-        batches = [stack.enter_context(batch) for batch in made]
+        batches = [(_OnGpu if asked.turn else _OnCpu)(asked, calls, out, no) for asked, no in who]
+        for batch in batches:
+            stack.callback(batch.close)
+            batch.lay_out()
         with who[0][0].alone():
             for batch in batches:
                 batch.run()
@@ -94,15 +96,16 @@ class _Batch:
     """Calls of one process."""
 
     def __init__(self, asked: Asked, calls: Calls, out: list[Tensor], empty: bool):
-        self._asked, self._calls, self._out, self._empty = asked, calls, out, empty
+        self._asked, self._calls, self._empty = asked, calls, empty
         self._layout = Layout.of(out)
         self._seconds, self._answer, self._files = 0.0, dict[str, Any](), list[int]()
 
-    def __enter__(self) -> "_Batch":
-        """Lay out what it needs."""
+    def lay_out(self) -> None:
+        """Have there what it needs, before the clock runs."""
         raise NotImplementedError
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Give up its memory, also where laying it out has failed."""
         for file in self._files:
             os.close(file)
 
@@ -133,14 +136,13 @@ class _OnCpu(_Batch):
 
     _found: list[Tensor] | None = None
 
-    def __enter__(self) -> "_Batch":
+    def lay_out(self) -> None:
         count, one = len(self._calls.turns), Layout.of(self._calls.case.tensors)
         self._file(one.repeated(one.period, count)).fill(self._calls.arguments())
         self._mapped = self._file(self._layout.repeated(self._layout.period, count))
         layouts = {"layout": one.json(), "out": self._layout.json()}
         sizes = {"size": one.size, "out_size": self._layout.size, "count": count}
         self._order = {"do": "batch", "empty": self._empty, **layouts, **sizes}
-        return self
 
     def run(self) -> None:
         self._clocked(self._order, self._files)
@@ -157,12 +159,11 @@ class _OnCpu(_Batch):
 class _OnGpu(_Batch):
     """With arguments made on the GPU, and results that stay there while the clock runs."""
 
-    def __enter__(self) -> "_Batch":
+    def lay_out(self) -> None:
         one = Layout.of(self._calls.case.tensors)
         self._file(one).fill(self._calls.case.tensors)
         self._asked.ask("hold", self._files, layout=one.json(), size=one.size)
         self._seed = secret() << 31 | secret()
-        return self
 
     def run(self) -> None:
         order = {"do": "timed", "turns": self._calls.turns, "empty": self._empty}
