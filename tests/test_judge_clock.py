@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from loader.jit.judge import exhibits
+from loader.jit.judge.asked import Asked, Crowded, Misused, Turn
 from loader.jit.judge.cases import Case
 from loader.jit.judge.clock import Round, believed, borne_out, in_time
 from loader.jit.judge.rounds import Calls
@@ -58,8 +59,30 @@ def test_a_lie_is_never_believed_on_a_busy_gpu(number, calls, jitter):
 @pytest.mark.parametrize("jitter", [2, 10, 100])
 @pytest.mark.parametrize(("number", "calls"), [(7, 12), (7, 4), (3, 1)])
 def test_an_honest_kernel_is_seldom_refused_on_a_busy_gpu(number, calls, jitter):
-    """Less than a third of the time, and it is refused for good only if it is three times."""
-    assert outcomes(number, calls, 0.005, 0.005, jitter).count("refused") < 200 / 3
+    """In less than one try of 50, and it is refused for good only if it is twice."""
+    assert outcomes(number, calls, 0.005, 0.005, jitter).count("refused") < 200 / 50
+
+
+def test_a_host_that_is_away_for_a_round_or_two_hides_no_lie_and_refuses_no_honest_kernel():
+    def away(true, claimed):
+        draw, found = random.Random(1), []
+        for _ in range(200):
+            pairs = rounds(draw, 7, 12, true, claimed, 0.3)
+            for i in draw.sample(range(7), 2):
+                slow, side = draw.uniform(0.005, 0.06), draw.random() < 0.5
+                done, empty = pairs[i]
+                if side:
+                    pairs[i] = done._replace(seconds=done.seconds + slow), empty
+                else:
+                    pairs[i] = done, empty._replace(seconds=empty.seconds + slow)
+            try:
+                found.append("events" if borne_out(pairs) else "own clock")
+            except Refused:
+                found.append("refused")
+        return {*found}
+
+    assert away(1, 0.0004) == {"refused"}
+    assert away(0.005, 0.005) == {"events"}
 
 
 def lateness(late, preempted, share, whole):
@@ -103,9 +126,10 @@ def tried(*kinds):
 
     def rounds(waited, claims, noise):
         each = [Round(0.02 + waited + noise * i, [], [claims] * 12, [0.01] * 12) for i in range(7)]
+        without = [0.02 + noise * (6 - i) for i in range(7)]
         return {
             "candidate": each,
-            "overhead": [x._replace(seconds=x.seconds - waited) for x in each],
+            "overhead": [x._replace(seconds=s) for x, s in zip(each, without, strict=True)],
         }
 
     made = {"honest": (0.001, 0.08, 0), "lie": (0.012, 0.0004, 0), "noise": (0.001, 0.08, 0.01)}
@@ -115,10 +139,11 @@ def tried(*kinds):
 def test_a_refusal_is_to_hold_each_time():
     assert believed(tried("honest"), 12)[0]
     assert believed(tried("lie", "noise", "honest"), 12)[0]
-    for kinds in (("noise", "noise", "lie"), ("lie", "lie", "noise"), ("noise", "noise", "noise")):
+    for kinds in (("noise", "noise", "lie"), ("lie", "noise", "noise"), ("noise",) * 5):
         assert not believed(tried(*kinds), 12)[0]
-    with pytest.raises(Refused, match="the events lie"):
-        believed(tried("lie", "lie", "lie"), 12)
+    for kinds in (("lie", "lie"), ("noise", "lie", "noise", "noise", "lie")):
+        with pytest.raises(Refused, match="the events lie"):
+            believed(tried(*kinds), 12)
     with pytest.raises(Refused, match="of 11 calls 12 times"):
         believed(tried("honest"), 11)
 
@@ -165,3 +190,16 @@ def test_what_could_not_be_ruled_out_is_a_warning_that_says_what_to_do():
     ledger.failed("streams", "late")
     ledger.warned("streams", BUSY)
     assert Verdict(ledger.summary()).check("streams")["text"] == "late"
+
+
+@pytest.mark.parametrize(("role", "alone"), [("candidate", Refused), ("reference", Misused)])
+def test_who_gets_no_memory_beside_others_is_to_be_judged_again_alone(tmp_path, role, alone):
+    answer = {"error": "CUDA out of memory", "kind": "memory", "files": []}
+    beside = Turn(str(tmp_path / "turn"), 6)
+    with pytest.raises(Crowded):
+        Asked(None, role, beside).check(answer, "call")
+    with pytest.raises(Crowded):  # that of torch.compile has no turn
+        Asked(None, role, crowded=True).check(answer, "call")
+    with pytest.raises(alone, match="out of memory"):
+        Asked(None, role, Turn(str(tmp_path / "turn"), 1)).check(answer, "call")
+    assert beside.share("candidate") * 6 <= 0.5 and beside.share("reference") == 1

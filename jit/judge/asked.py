@@ -54,6 +54,10 @@ class Lost(Misused):
     case = ""  # by which, if it may be left out
 
 
+class Crowded(Exception):
+    """A GPU's memory did not do for all who are judged at once."""
+
+
 class Options(NamedTuple):
     """What is asked of a judgement."""
 
@@ -66,6 +70,7 @@ class Options(NamedTuple):
     sanitizer: str = ""  # the program that the candidate is run under once more
     general: bool = False  # other shapes, dtypes and determinism count
     without: tuple[str, ...] = ()  # cases that are nothing for the reference
+    alone: bool = False  # on the GPU, from first to last
 
 
 class Turn:
@@ -83,6 +88,7 @@ class Turn:
         self._file, self._next = os.open(path, how), os.open(f"{path}.next", how)
         self._depth, self._at_once = 0, max(at_once, _JUDGES)
         self.memory = 0  # bytes of the GPU
+        self.crowded = at_once > 1  # whether others are judged meanwhile
 
     def __enter__(self) -> "Turn":
         """Wait until nobody else has it."""
@@ -94,6 +100,13 @@ class Turn:
         self._depth -= 1
         if not self._depth:
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def share(self, role: str) -> float:
+        """Return the part of a GPU's memory that one may take: beside others a candidate's is less.
+
+        What needs more is judged again, alone.
+        """
+        return 1 / (2 * self._at_once) if self.crowded and role == "candidate" else 1.0
 
     def room(self) -> int:
         """Return how many bytes a process may keep on the GPU for calls that are timed."""
@@ -120,9 +133,13 @@ class Turn:
 class Asked:
     """A confined process, as the referee knows it, and the memory by which it gets arguments."""
 
-    def __init__(self, jail: Jail, role: str, turn: Turn | None = None):
-        """Know it; `turn` is for its work on a GPU: alone where that is timed."""
+    def __init__(self, jail: Jail, role: str, turn: Turn | None = None, crowded: bool = False):
+        """Know it; `turn` is for its work on a GPU: alone where that is timed.
+
+        `crowded`: whether others are at work there meanwhile, as `turn` says where it is given.
+        """
         self.jail, self.role, self.turn = jail, role, turn
+        self.crowded = turn.crowded if turn else crowded
         self._layout: tuple = ()
         self._mapped: Mapped | None = None
 
@@ -151,6 +168,8 @@ class Asked:
             raise Refused("results", f"its process answers {what!r} with something else")
 
     def _raised(self, what: str, text: str, kind: str, build: dict | None) -> None:
+        if kind == "memory" and self.crowded:
+            raise Crowded(text)
         if self.role == "reference" or kind == "unusable":
             text = text if kind == "unusable" else f"the reference raises: {text}"
             raise (Lost if kind == "lost" else Misused)(text)

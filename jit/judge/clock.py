@@ -26,7 +26,8 @@ from .exhibits import Layout
 from .rounds import COMPARED, Calls, Round, once, together
 from .verdict import Refused
 
-_ROUNDS, _FEWEST, _TRIES = 7, 3, 3
+_ROUNDS, _FEWEST = 7, 3
+_TRIES, _REFUSALS = 5, 2  # of rounds on a GPU, and how many are to be refused for a refusal
 _LONGEST = 4.0  # seconds after which there are no more rounds than the fewest
 _LENGTH = 0.02  # seconds of a round that is long enough
 _ON_GPU = 1 << 30  # bytes of arguments and results of one round there
@@ -35,6 +36,7 @@ _MOST_CALLS = 200
 _COPIED = 1 << 26  # bytes of the copy that says what memory can do
 _COPIED_THERE = 1 << 28  # the same on a GPU
 _BORNE_OUT, _SLACK_MS = 0.5, 3.0  # what events say is to be so much of what the judge has waited
+_ERRORS = 2.6  # two standard errors of a median of seven, of the fifth deviation from it
 _SEEN_MS = 0.25  # of a call: where that would not be seen, events are not believed
 _LATE_MS = 0.1  # after a call's own events, that other streams may need
 
@@ -115,22 +117,22 @@ def believed(
 ) -> tuple[bool, dict[str, list[Round]]]:
     """Return whether times are those that CUDA's events say, and the rounds that tell.
 
-    Others may have had the GPU: what is refused or not seen is tried again. Raises: Refused where
-    each try is.
+    Others may have had the GPU, or the host: what is refused or not seen is tried again. Raises:
+    Refused where two are.
     """
-    refusals = []
+    refusals = 0
     for rounds in itertools.islice(tries, _TRIES):
         for name in rounds.keys() - {"overhead"}:
             if wrong := [len(x.claimed) for x in rounds[name] if len(x.claimed) != count]:
                 raise Refused("results", f"its process says of {count} calls {wrong[0]} times")
         pairs = [*zip(rounds["candidate"], rounds["overhead"], strict=True)]
         try:
-            if in_time(pairs) and borne_out(pairs):
+            if all([in_time(pairs), borne_out(pairs)]):  # each looks, whatever the other sees
                 return True, rounds
-        except Refused as refusal:
-            refusals.append(refusal)
-    if len(refusals) == _TRIES:
-        raise refusals[-1]
+        except Refused:
+            refusals += 1
+            if refusals == _REFUSALS:
+                raise
     return False, rounds
 
 
@@ -138,12 +140,12 @@ def in_time(rounds: Sequence[tuple[Round, Round]]) -> bool:
     """Look whether streams are at work after a call's own events. Raises: Refused where most are.
 
     `rounds`: the candidate's, and the same without a call. The host stands between the two events,
-    which may take its time: so do calls of nothing. Return False where these take so long in some
-    round that work of others would not be seen.
+    which may take its time: so do calls of nothing. Return False where these take so long in more
+    than a quarter of the rounds that work of others would not be seen.
     """
     claimed = statistics.median([ms for done, _ in rounds for ms in done.claimed])
-    nothing = [statistics.median(empty.late) for _, empty in rounds]
-    usual, noise = min(nothing), max(nothing) - min(nothing)
+    nothing = sorted(statistics.median(empty.late) for _, empty in rounds)
+    usual, noise = nothing[0], nothing[-1 - len(nothing) // 4] - nothing[0]
     late = statistics.median([statistics.median(done.late) for done, _ in rounds]) - usual
     if late > max(_LATE_MS, claimed / 4) + noise:
         raise Refused(
@@ -157,12 +159,16 @@ def in_time(rounds: Sequence[tuple[Round, Round]]) -> bool:
 def borne_out(rounds: Sequence[tuple[Round, Round]]) -> bool:
     """Hold what events say against the judge's own clock. Raises: Refused.
 
-    `rounds`: the candidate's, and the same without a call. Return False where these, beside others
-    at work on the GPU, differ so much that a lie by more than the claim would not be seen.
+    `rounds`: the candidate's, and the same without a call. By medians: a host that is mostly there
+    is away for a round or two. Return False where the waits, beside others at work, differ so much
+    that a lie by more than the claim would not be seen.
     """
-    claimed = sum(sum(done.claimed) for done, _ in rounds)
-    outside = sum(1e3 * (done.seconds - empty.seconds) for done, empty in rounds)
-    noise = 2 * statistics.pstdev([1e3 * empty.seconds for _, empty in rounds]) * len(rounds) ** 0.5
+    waits = [1e3 * (done.seconds - empty.seconds) for done, empty in rounds]
+    usual = statistics.median(waits)
+    outside = len(rounds) * usual
+    claimed = len(rounds) * statistics.median([sum(done.claimed) for done, _ in rounds])
+    spread = sorted(abs(wait - usual) for wait in waits)[-1 - 3 * len(waits) // 10]
+    noise = _ERRORS * spread * len(rounds) ** 0.5
     if claimed < _BORNE_OUT * outside - _SLACK_MS - noise:
         raise Refused(
             "streams",

@@ -25,7 +25,7 @@ import torch
 
 from ..machine import settings
 from . import cases, heap, tamper, watched
-from .asked import Lost, Misused, Options, Turn
+from .asked import Crowded, Lost, Misused, Options, Turn
 from .confine import Limits, Prison
 from .forms import Source
 from .jail import Jail
@@ -125,7 +125,10 @@ class _Session:
         print(json.dumps({"number": number} | answer), flush=True)
 
     def _judged(self, candidate: Source, number: int) -> dict:
-        """Judge one, in a process of its own; anew without what ended the reference's GPU."""
+        """Judge one, in a process of its own.
+
+        Anew without what ended the reference's GPU; alone, where its memory did not do for all.
+        """
         options = Options(**self._order["options"])
         while True:
             try:
@@ -134,6 +137,8 @@ class _Session:
                 if not lost.case:
                     return {"unusable": str(lost)}
                 options = options._replace(without=(*options.without, *cases.alike(lost.case)))
+            except Crowded:
+                options = options._replace(alone=True)
             except Misused as error:
                 return {"unusable": str(error)}
 
@@ -162,9 +167,10 @@ class _Session:
                 jails.append(Jail(functools.partial(_life, *words), prison, limits))
             heap.keep()  # of the referee, once the others have been forked
             compiled = jails[2] if options.compiled else None
-            turn = Turn(_turn(self._folder), self._order["jobs"])
+            turn = Turn(_turn(self._folder), 1 if options.alone else self._order["jobs"])
             referee = Referee(jails[0], jails[1], compiled, options, turn)
-            data = referee.judge(list(candidate), list(reference), text)
+            with turn if options.alone else contextlib.nullcontext():
+                data = referee.judge(list(candidate), list(reference), text)
             if options.sanitizer and data["verdict"] == "accepted":
                 place = folder / "sanitized"
                 place.mkdir()

@@ -45,9 +45,13 @@ class Gpu:
         self._flush: Tensor | None = None
         self._driver: Any = None
 
-    def wake(self) -> int:
-        """Have this process's context made; how many bytes of memory the GPU has."""
+    def wake(self, share: float) -> int:
+        """Have this process's context made; how many bytes of memory the GPU has.
+
+        `share`: the part of it that torch's allocator may take.
+        """
         torch.zeros(1, device="cuda")
+        torch.cuda.set_per_process_memory_fraction(share)
         self._driver = ctypes.CDLL("libcuda.so.1") if torch.version.cuda else None
         self._wait()
         return self._free()[1]

@@ -50,13 +50,13 @@ class Referee:
         on_gpu = turn if options.device == "cuda" else None
         self.candidate = Asked(candidate, "candidate", on_gpu)
         self.reference = Asked(reference, "reference", on_gpu)
-        self.compiled = Asked(compiled, "reference") if compiled else None
+        others = self.reference.crowded
+        self.compiled = Asked(compiled, "reference", crowded=others) if compiled else None
         self._options = options
         self._ledger = Ledger(options.general)
         self._guarded, self._case = False, ""
         self._allowed: list[float] = []  # by which results as given may differ, in the mean
-        self.data: dict[str, Any] = {}
-        self._init: dict = {}
+        self.data, self._init = dict[str, Any](), dict[str, Any]()
         self._given: list[list] = []
 
     def judge(self, candidate: list, reference: list, text: str | None) -> dict:
@@ -125,7 +125,7 @@ class Referee:
         """Have all be ready, on a GPU with a context of its own each; that is made meanwhile."""
         asked = [each for each in (self.reference, self.compiled, self.candidate) if each]
         for each in asked:
-            each.jail.send({"do": "wake"})
+            each.jail.send({"do": "wake", "share": self._turn.share(each.role)})
         for each in asked:
             answer = each.jail.answer(max(_WAKING, each.jail.limits.seconds))
             each.check(answer, "wake")

@@ -47,7 +47,7 @@ def findings(jail: Jail, again: Again, case: Case, turn: Turn | None) -> str:
     """
     asked = Asked(jail, "candidate", turn)
     try:
-        asked.ask("wake")
+        asked.ask("wake", share=1.0)
     except (Ended, Misused, Refused) as error:
         said = [line for line in jail.output().splitlines() if line.startswith(_MARK)]
         raise Absent("; ".join([str(error), *said[:_MOST]])[:_TEXT]) from None

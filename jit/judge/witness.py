@@ -50,12 +50,12 @@ class Witness:
         if self._gpu:  # where no processor is timed
             heap.keep()
 
-    def wake(self, files: list[int]) -> dict:
-        """Have a GPU be there before anybody else's code is; how large its memory is."""
+    def wake(self, share: float, files: list[int]) -> dict:
+        """Have a GPU, and a share of its memory, before others' code is there; how large it is."""
         if not self._gpu:
             return {"memory": 0}
         try:
-            return {"memory": self._gpu.wake()}
+            return {"memory": self._gpu.wake(share)}
         except RuntimeError as error:
             raise Unusable(f"no GPU for the process that is to use it: {error}") from None
 
@@ -325,6 +325,8 @@ def live(role: str, folder: str, known: dict, device: str, channel: socket.socke
 
 
 def _kind(error: BaseException) -> str:
+    if isinstance(error, RuntimeError | Unusable) and "out of memory" in str(error):
+        return "memory"
     if isinstance(error, Unusable):
         return "unusable"
     if isinstance(error, BuildError):
