@@ -107,7 +107,7 @@ def explain(*names, **options):
     `explain("grid_sample")` says what had changed since the build before. `explain(loader.
     grid_sample, input, grid, padding_mode="border")` calls the function, and computes the gradients
     that its arguments ask for, and says which kernels and layouts were chosen on the way, of which,
-    and what each takes by the model (`include/rates.h`). `LOADER_VERBOSE=1` prints the same on
+    and what each takes by the model (`include/rates/`). `LOADER_VERBOSE=1` prints the same on
     stderr when a choice is first made.
 
     Returns: an object that prints as a table, here and in a notebook; its `rows` are (operator,

@@ -25,7 +25,8 @@ class Timer:
 
     On a GPU the L2 cache is overwritten before each call. That also keeps work queued ahead, so
     that what gets timed is the GPU and not the host that launches. With `seconds`, a slow contender
-    gets no more turns than fit into so long, but at least three.
+    gets no more turns than fit into so long, but at least three; where one call takes ten times as
+    long, that call's is its time.
     """
 
     def __init__(self, device: str, repeats: int, seconds: float | None = None):
@@ -34,31 +35,33 @@ class Timer:
 
     def __call__(self, contenders: dict[str, Callable]) -> dict[str, dict[str, float]]:
         """Median, 10th and 90th percentile of each contender."""
-        turns = {name: self._warm_up(run) for name, run in contenders.items()}
+        known = {name: self._warm_up(run) for name, run in contenders.items()}
         taken = {name: [] for name in contenders}
-        for turn in range(max(turns.values())):
+        for turn in range(max(turns for turns, _ in known.values())):
             for name, run in contenders.items():
-                if turn < turns[name]:
+                if turn < known[name][0]:
                     taken[name].append(self._clock.once(run))
         return {
-            name: _summary([1e3 * ms for ms in self._clock.results(calls)])
-            for name, calls in taken.items()
+            name: _summary(slow or [1e3 * ms for ms in self._clock.results(taken[name])])
+            for name, (_, slow) in known.items()
         }
 
-    def _warm_up(self, run: Callable) -> int:
-        """Compile, allocate, fill caches; how many turns a contender then gets."""
+    def _warm_up(self, run: Callable) -> tuple[int, list[float]]:
+        """Compile, allocate, fill caches; return how many turns follow, or what slow calls take."""
         turns = self.repeats
         for call in range(3):
             start = time.perf_counter()
             run()
-            if self.seconds and call:
+            if self.seconds:
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
                 once = time.perf_counter() - start
+                if call and once > 10 * self.seconds:
+                    return 0, [1e6 * once] * 2
                 turns = max(3, min(self.repeats, int(self.seconds / once)))
-                if once > self.seconds:
+                if call and once > self.seconds:
                     break
-        return turns
+        return turns, []
 
     def copy_bandwidth(self) -> float:
         """Bytes read and written per microsecond by `y.copy_(x)` on a large tensor: the limit."""

@@ -8,7 +8,7 @@
 #pragma once
 #include "choices.h"
 #include "corners.h"
-#include "rates.h"
+#include "rates/apply_lut3d.h"
 
 enum class Lut3dMethod : int32_t { kTrilinear, kTetrahedral };
 
@@ -99,7 +99,7 @@ OCTET_KERNEL void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, 
 /// Whether so few pixels are better off on the CPU without a table, which takes longer to make than
 /// they do.
 inline bool apply_lut3d_directly(const ApplyLut3dParams& p) {
-    constexpr auto r = kCpu.lut3d;
+    constexpr auto r = kLut3dCpuRates;
     const double table = r.entry * double(p.entries) / 1000,
                  direct = r.pixel_more * double(p.N) / 1000;
     const bool few = p.N <= r.few || direct <= table;
@@ -111,7 +111,7 @@ inline bool apply_lut3d_directly(const ApplyLut3dParams& p) {
 
 /// By which kernels a GPU is quickest, of those that can do it.
 inline Lut3dWay apply_lut3d_way(const ApplyLut3dParams& p, int64_t shared_bytes) {
-    constexpr auto r = kGpu.lut3d;
+    constexpr auto r = kLut3dRates;
     const bool four = p.method == Lut3dMethod::kTetrahedral;
     const double pixels = double(p.N) * 1e-6,
                  made = r.launch + r.table + r.entry * 1e-6 * p.entries;
@@ -142,7 +142,7 @@ inline Lut3dWay apply_lut3d_way(const ApplyLut3dParams& p, int64_t shared_bytes)
 /// where neighbours share a cell, short ones keep the GPU busy where there are few; parts and
 /// copies keep apart what would add to the same entry at once.
 inline void apply_lut3d_plan(ApplyLut3dParams& p, int64_t shared_bytes) {
-    constexpr auto r = kGpu.lut3d_sums;
+    constexpr auto r = kLut3dSumRates;
     p.run = r.longest_run, p.copies = 0, p.parts = 1;
     if (p.deterministic) return;
     const int64_t copy = 3 * int64_t(p.entries) * (p.dtype == DType::kDouble ? 8 : 4);

@@ -5,7 +5,7 @@
 // the kernel a correlation of two images, and derivatives of these are the three again.
 #pragma once
 #include "common.h"
-#include "rates.h"
+#include "rates/convolve2d.h"
 
 /// How an image a b c d goes on beyond its border.
 enum class Boundary : int32_t {
@@ -69,23 +69,24 @@ OCTET_KERNEL void convolve2d_parts_others_cpu(const Convolve2dParams* p, int64_t
 
 /// Whether multiply-adds in strips are quicker than those of forward.cu and than tensor cores.
 inline bool convolve2d_by_strips(const Convolve2dParams& p) {
-    constexpr auto r = kGpu.convolve2d;
+    constexpr auto r = kConvolve2dRates;
     const int64_t taps = p.kh * p.kw;
-    const bool square = p.kh == p.kw && p.kw % 2 == 1 && p.kw <= r.square;
-    if (p.dtype == DType::kDouble || p.kw > kStripTaps || taps == 1) return false;
-    const double pixels = double(p.N) * p.OH * p.OW;
-    if (square)
-        return p.dtype == DType::kFloat && p.in_stride[1] % 4 != 0 && pixels >= r.unaligned_pixels;
-    if (p.dtype == DType::kFloat) return taps >= r.strip_taps || pixels > r.strip_pixels;
-    const bool beside_bands = p.kw <= r.narrow || taps <= r.strip_most_16bit;
-    return taps >= r.strip_taps_16bit && p.OW > r.strip_width_16bit &&
-           pixels * double(taps) > r.products_16bit && beside_bands;
+    if (p.dtype == DType::kDouble || p.kw > kStripTaps) return false;
+    if (p.kh == p.kw && p.kw % 2 == 1 && p.kw <= r.square) return false;
+    const bool large = double(p.N) * p.OH * p.OW >= r.large;
+    if (p.kh > r.tall) return true;
+    if (p.dtype == DType::kFloat)
+        return taps >= r.strip_taps || (large && taps >= r.strip_taps_large);
+    const bool beside_bands = !large || taps <= r.strip_most_16bit || p.kw <= r.narrow;
+    return taps >= r.strip_taps && p.OW > r.strip_width_16bit && beside_bands;
 }
 /// Whether tensor cores are quicker than multiply-adds of forward.cu.
 inline bool convolve2d_by_bands(const Convolve2dParams& p) {
-    constexpr auto r = kGpu.convolve2d;
+    constexpr auto r = kConvolve2dRates;
     if (p.dtype == DType::kDouble) return false;
-    return p.kw > r.bands_wide || (p.kh * p.kw > r.bands_taps && p.kw > r.bands_columns);
+    const bool many = p.kh * p.kw > r.bands_taps;
+    if (p.kw > r.bands_wide) return many || double(p.N) * p.OH * p.OW >= r.large;
+    return many && p.kw > r.bands_columns;
 }
 /// The same of the gradient to the kernel, whose sums are of 16 x 16 or 32 x 32 taps: at least a
 /// third of these have to be wanted, and the pixels to be many where the taps are few.

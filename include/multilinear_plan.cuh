@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "multilinear.h"
-#include "rates.h"
+#include "rates/rows.h"
 
 namespace tiles {
 
@@ -37,7 +37,7 @@ constexpr int kTileBytes = 16384, kLargest = 32768;  // of features, in shared m
 constexpr int kSumsBytes = 32768, kSumsBeside = 24576, kMostSumsBytes = 49152;
 constexpr int kMostGaps = 45000;  // of a run that is not dense
 constexpr int kLongRow = 64;      // features, from where threads of a forward keep to a point
-constexpr int kFairBlocks = kGpu.rows.fair_blocks;
+constexpr int kFairBlocks = kRowRates.fair_blocks;
 
 inline HD int rounded(int64_t bytes) { return int((bytes + 15) / 16 * 16); }
 
@@ -134,7 +134,7 @@ inline Tiling plan_of(const MultilinearParams& p, int E) {
 /// Whether a warp to a point would leave most of the GPU idle, and a block has to sum its features.
 template <typename T>
 inline bool are_few(const MultilinearParams& p, int corners) {
-    return sizeof(T) < 8 && p.N < kGpu.rows.few_points &&
+    return sizeof(T) < 8 && p.N < kRowRates.few_points &&
            corners * p.F * int64_t(sizeof(T)) > kMostSumsBytes / 4;
 }
 
@@ -148,7 +148,7 @@ inline bool suits(const MultilinearParams& p, const Plan& plan, int corners) {
     const bool dense = even && p.feats_stride[1] == p.F && p.feats_stride[0] == corners * p.F;
     if (plan.feats.kind == kNone || sizeof(T) == 8) return false;
     const int64_t bytes = p.N * corners * p.F * int64_t(sizeof(T));
-    constexpr auto r = kGpu.rows;
+    constexpr auto r = kRowRates;
     if (p.out) {
         if (bytes < r.few && p.F <= r.wide) return false;
         if (sizeof(T) == 4) return dense ? plan.chunks == 1 : p.F > r.narrow && p.F <= 2 * r.wide;

@@ -116,14 +116,6 @@ void tell(const char* what, bool bands) {
                       : "few taps, float64, or no tensor cores");
 }
 
-/// What does items on the CPU: of float32 the library's own, else its rest's.
-using OnCpu = decltype(&convolve2d_cpu);
-OnCpu cpu_of(const Convolve2dParams& p, const Tensor& like, OnCpu own,
-             OnCpu Convolve2dRest::* others) {
-    const bool own_does = !like.is_cpu() || p.dtype == DType::kFloat;
-    return own_does ? own : rest_of<Convolve2dRest>(kName)->*others;
-}
-
 /// The sum, to `out`.
 void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
@@ -137,7 +129,7 @@ void convolve(const Tensor& out, const Convolve2dParams& p) {
     if (strips) on_cuda = rest_of<Convolve2dRest>(kName)->strips;
     if (bands) on_cuda = rest_of<Convolve2dRest>(kName)->bands;
     launch(kName, out, p, p.N * p.OH, rows_grain(p),
-           cpu_of(p, out, convolve2d_cpu, &Convolve2dRest::on_cpu), on_cuda);
+           cpu_of(kName, p.dtype, out, convolve2d_cpu, &Convolve2dRest::on_cpu), on_cuda);
 }
 
 Tensor convolve2d(const Tensor& image, const Tensor& kernel, std::string mode,
@@ -169,9 +161,10 @@ void image_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& ker
         p.after[axis] = s.boundary == Boundary::kZero ? 0 : after;
     }
     if (const int64_t pixels = p.N * border_pixels(p))
-        launch(kName, grad_image, p, pixels, 1 + 16384 / (s.kh * s.kw),
-               cpu_of(p, grad_image, convolve2d_fold_cpu, &Convolve2dRest::fold_on_cpu),
-               OCTET_CUDA_LAUNCHER(convolve2d_fold_cuda));
+        launch(
+            kName, grad_image, p, pixels, 1 + 16384 / (s.kh * s.kw),
+            cpu_of(kName, p.dtype, grad_image, convolve2d_fold_cpu, &Convolve2dRest::fold_on_cpu),
+            OCTET_CUDA_LAUNCHER(convolve2d_fold_cuda));
     const Edge y(p, 0), x(p, 1);
     p.OH -= y.first + y.last, p.OW -= x.first + x.last;
     if (p.OH == 0 || p.OW == 0) return;
@@ -204,7 +197,8 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     if (!image.is_cpu()) tell("kernel, gradient to kernel", bands);
     if (bands) parts = rest_of<Convolve2dRest>(kName)->parts;
     launch(kName, image, p, s.G * p.splits, 1,
-           cpu_of(p, image, convolve2d_parts_cpu, &Convolve2dRest::parts_on_cpu), parts);
+           cpu_of(kName, p.dtype, image, convolve2d_parts_cpu, &Convolve2dRest::parts_on_cpu),
+           parts);
     launch(kName, image, p, grad_kernel.numel(), 1 + 65536 / p.splits, convolve2d_sum_cpu,
            OCTET_CUDA_LAUNCHER(convolve2d_sum_cuda));
 }

@@ -101,11 +101,6 @@ Tensor scratch_of(HashGridParams& p, const Tensor& like, int64_t bytes) {
     return scratch;
 }
 
-/// What computes on the CPU: `own` for float32, else the rest's.
-using OnCpu = decltype(&hash_grid_cpu);
-OnCpu cpu_of(const HashGridParams& p, const Tensor& like, OnCpu own, OnCpu HashGridRest::* others) {
-    return !like.is_cpu() || p.dtype == DType::kFloat ? own : rest_of<HashGridRest>(kName)->*others;
-}
 /// What launches the features' kernels on a GPU.
 decltype(&hash_grid_cuda) features_of(const HashGridParams& p, bool on_gpu) {
     if (!on_gpu || !needs_rest(p)) return OCTET_CUDA_LAUNCHER(hash_grid_cuda);
@@ -130,7 +125,8 @@ Tensor encoded(const Tensor& points, const Tensor& table, const std::optional<Te
     if (p.N == 0) return out;
     p.out = out.data_ptr();
     launch(kName, out, p, p.N, points_grain(p),
-           cpu_of(p, out, hash_grid_cpu, &HashGridRest::on_cpu), features_of(p, !out.is_cpu()));
+           cpu_of(kName, p.dtype, out, hash_grid_cpu, &HashGridRest::on_cpu),
+           features_of(p, !out.is_cpu()));
     return out;
 }
 
@@ -156,7 +152,7 @@ std::tuple<Tensor, Tensor> gradients(const Tensor& grad_out, const Tensor& point
             scratch_of(p, table, table.is_cpu() ? 0 : hash_grid_points_scratch(p));
         p.out = grad_points.data_ptr();
         launch(kName, table, p, p.N, points_grain(p),
-               cpu_of(p, table, hash_grid_points_cpu, &HashGridRest::points_on_cpu),
+               cpu_of(kName, p.dtype, table, hash_grid_points_cpu, &HashGridRest::points_on_cpu),
                slopes_of(p, !table.is_cpu()));
     }
     if (need_table) {
@@ -172,7 +168,8 @@ std::tuple<Tensor, Tensor> gradients(const Tensor& grad_out, const Tensor& point
             if (p.dtype == DType::kDouble) on_cuda = p.rest->table_of_double;
         }
         launch(kName, table, p, p.L * p.parts, 1,
-               cpu_of(p, table, hash_grid_table_cpu, &HashGridRest::table_on_cpu), on_cuda);
+               cpu_of(kName, p.dtype, table, hash_grid_table_cpu, &HashGridRest::table_on_cpu),
+               on_cuda);
     }
     return {grad_points, grad_table};
 }

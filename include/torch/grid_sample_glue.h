@@ -5,7 +5,7 @@
 
 #include "choices.h"
 #include "grid_sample.h"
-#include "rates.h"
+#include "rates/grid_sample.h"
 #include "torch/glue.h"
 #include "torch/rest.h"
 
@@ -119,7 +119,7 @@ inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_i
     if (!input.is_cpu() || !(is_short(p.dtype) || is_short(p.grid_dtype)) ||
         p.dtype == DType::kDouble || p.grid_dtype == DType::kDouble)
         return false;
-    constexpr auto r = kCpu.grid_sample;
+    constexpr auto r = kGridSampleCpuRates;
     const int64_t pixels = int64_t(p.size[0]) * p.size[1] * p.size[2];
     const int64_t along = p.interpolation == Interpolation::kLinear    ? 2
                           : p.interpolation == Interpolation::kNearest ? 1

@@ -24,3 +24,9 @@ const Table* rest_of(const char* op) {
     known.store(table, std::memory_order_release);
     return table;
 }
+
+/// What computes on the CPU where float32 is the library's `own` and other elements the rest's.
+template <typename Table, typename OnCpu>
+OnCpu cpu_of(const char* op, DType dtype, const Tensor& like, OnCpu own, OnCpu Table::* others) {
+    return !like.is_cpu() || dtype == DType::kFloat ? own : rest_of<Table>(op)->*others;
+}

@@ -27,7 +27,7 @@ __device__ inline void convolve_any(AnyTile<A>& shared, const Convolve2dParams& 
                         tap_at<A>(p, group_of(p, at.n), i0 + i / kChunk, j0 + i % kChunk);
             fill(shared.tile, kPitch, Image::in(p, at.n), at.y + p.shift[0] - (p.kh - 1) + i0,
                  at.x + p.shift[1] - (p.kw - 1) + j0, kTileRows + ni - 1, kTileColumns + nj - 1);
-            __syncthreads();
+            wait_for_tile();
             // A row of input meets up to kRows rows of taps, one for each row of output.
 #pragma unroll 1
             for (int t = 0; t < kRows + ni - 1; ++t) {

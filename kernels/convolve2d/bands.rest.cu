@@ -15,7 +15,6 @@
 #include "any_tile.cuh"
 #include "halves.cuh"
 
-constexpr int kWarps = kThreads / 32;
 constexpr int kChain = 2;  // rows of taps whose products are summed on their own
 
 /// How a convolution is cut into tiles.

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, K > 5 ? 4 : 7)
         own = tap_at<float>(p, group_of(p, at.n), threadIdx.x / K, threadIdx.x % K);
     F::fetch(tile, p, at);
     if (threadIdx.x < K * K) taps[threadIdx.x] = own;
-    __syncthreads();
+    wait_for_tile();
     const int column = threadIdx.x % kThreadColumns * kQuad;
     const int row = threadIdx.x / kThreadColumns * kRows;
     float tap[K * K], sum[kRows][kQuad] = {};
@@ -68,45 +68,78 @@ __global__ void __launch_bounds__(kThreads)
     convolve_any(shared, p, TilePlace(blockIdx.x, across, down), p.OH, p.OW);
 }
 
-/// A warp to each pixel of a gradient to the image that the extension repeats.
+constexpr int kFoldTaps = 4096;  // that are held at a time
+
+/// How pixels of a gradient to the image that the extension repeats are shared out: threads go
+/// along the border, so that they read neighbours and the same taps.
+struct FoldPlan {
+    int64_t each;     // pixels of an image
+    unsigned blocks;  // of an image
+    int lanes;        // threads of a pixel, a power of two: they share its copies' rows of taps
+
+    explicit FoldPlan(const Convolve2dParams& p) : each(border_pixels(p)), lanes(1) {
+        constexpr int64_t kBusy = 1 << 17, kLong = 16;  // threads that fill a GPU; rows of one
+        const int64_t before = p.before[0] < p.after[0] ? p.after[0] : p.before[0];
+        const int64_t rows = p.kh * (p.boundary == Boundary::kReflect ? 2 : 1 + before);
+        while (lanes < 32 && lanes < rows && (p.N * each * lanes < kBusy || rows > kLong * lanes))
+            lanes *= 2;
+        blocks = unsigned(ceil_div(each, kThreads / lanes));
+    }
+};
+
+/// `lanes` threads to each pixel of a gradient to the image that the extension repeats.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
-    fold_kernel(const __grid_constant__ Convolve2dParams p, int64_t each) {
-    const int64_t index = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-    const int64_t n = index / each, g = group_of(p, n);
-    if (n >= p.N) return;
+    fold_kernel(const __grid_constant__ Convolve2dParams p, const __grid_constant__ FoldPlan plan) {
+    __shared__ A taps[kFoldTaps];
+    const int64_t n = blockIdx.x / plan.blocks, g = group_of(p, n);
+    const int lane = threadIdx.x % plan.lanes;
+    const int64_t own =
+        int64_t(blockIdx.x % plan.blocks) * (kThreads / plan.lanes) + threadIdx.x / plan.lanes;
     int64_t at[2];
-    border_pixel(p, index % each, at);
+    border_pixel(p, own < plan.each ? own : plan.each - 1, at);
     const Copies ys(p, 0, at[0]), xs(p, 1, at[1]);
+    const int across = p.kw < kFoldTaps ? int(p.kw) : kFoldTaps, down = kFoldTaps / across;
+    A sum = 0;
+    for (int64_t i0 = 0; i0 < p.kh; i0 += down) {
+        for (int64_t j0 = 0; j0 < p.kw; j0 += across) {
+            const int ni = p.kh - i0 < down ? int(p.kh - i0) : down;
+            const int nj = p.kw - j0 < across ? int(p.kw - j0) : across;
+            __syncthreads();
+            for (int k = threadIdx.x; k < ni * nj; k += kThreads)
+                taps[k] = tap_at<A>(p, g, i0 + k / nj, j0 + k % nj);
+            __syncthreads();
+            by_storage<A>(p.dtype, [&](auto element) {
+                using T = decltype(element);
+                const T* in = static_cast<const T*>(p.in) + n * p.in_stride[0];
+                for (int64_t k = ys.begin; k < ys.end; ++k) {
+                    if (!ys.has(ys.at(k))) continue;
+                    const int64_t y = ys.at(k) + p.shift[0] - (p.kh - 1) + i0;
+                    const Overlap rows(y, ni, p.H);
+                    for (int64_t l = xs.begin; l < xs.end; ++l) {
+                        if (!xs.has(xs.at(l))) continue;
+                        const int64_t x = xs.at(l) + p.shift[1] - (p.kw - 1) + j0;
+                        const Overlap columns(x, nj, p.W);
+                        const int width = int(columns.end - columns.begin);
+                        for (int i = int(rows.begin) + lane; i < rows.end; i += plan.lanes) {
+                            const A* tap = taps + i * nj + columns.begin;
+                            const T* from = in + (y + i) * p.in_stride[1] +
+                                            (x + columns.begin) * p.in_stride[2];
+#pragma unroll 4
+                            for (int j = 0; j < width; ++j, from += p.in_stride[2])
+                                sum += tap[j] * value_of(*from, p.dtype);
+                        }
+                    }
+                }
+            });
+        }
+    }
+    for (int mask = plan.lanes / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    if (lane != 0 || own >= plan.each) return;
     by_storage<A>(p.dtype, [&](auto element) {
         using T = decltype(element);
-        const T* in = static_cast<const T*>(p.in) + n * p.in_stride[0];
-        A sum = 0;
-        for (int64_t k = ys.begin; k < ys.end; ++k) {
-            if (!ys.has(ys.at(k))) continue;
-            const int64_t y = ys.at(k) + p.shift[0] - (p.kh - 1);
-            const Overlap rows(y, p.kh, p.H);
-            for (int64_t l = xs.begin; l < xs.end; ++l) {
-                if (!xs.has(xs.at(l))) continue;
-                const int64_t x = xs.at(l) + p.shift[1] - (p.kw - 1);
-                const Overlap columns(x, p.kw, p.W);
-                const int64_t width = columns.end - columns.begin;
-                if (width <= 0) continue;
-                // The threads of a warp take neighbouring taps, row after row.
-                const int lane = threadIdx.x % 32, w = width < 64 ? int(width) : 64;
-                int64_t i = rows.begin + lane / w, j = columns.begin + lane % w;
-                while (i < rows.end) {
-                    sum +=
-                        tap_at<A>(p, g, i, j) *
-                        value_of(in[(y + i) * p.in_stride[1] + (x + j) * p.in_stride[2]], p.dtype);
-                    i += 32 / w, j += 32 % w;
-                    if (j >= columns.end) j -= width, ++i;
-                }
-            }
-        }
-        sum = sum_over_warp(sum);
         T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + at[0] * p.out_stride[1];
-        if (threadIdx.x % 32 == 0) out[at[1]] = stored<T>(sum, p.dtype);
+        out[at[1]] = stored<T>(sum, p.dtype);
     });
 }
 
@@ -128,9 +161,11 @@ const char* convolve2d_cuda(const Convolve2dParams* p, void* stream) {
 }
 
 const char* convolve2d_fold_cuda(const Convolve2dParams* p, void* stream) {
-    const int64_t each = border_pixels(*p), blocks = ceil_div(p->N * each, kThreads / 32);
-    if (blocks > kMostBlocks) return "more border pixels than one CUDA grid can hold";
+    const FoldPlan plan(*p);
+    if (double(p->N) * plan.blocks > kMostBlocks)
+        return "more border pixels than one CUDA grid can hold";
     const auto kernel = p->dtype == DType::kDouble ? fold_kernel<double> : fold_kernel<float>;
-    kernel<<<unsigned(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*p, each);
+    kernel<<<unsigned(p->N * plan.blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*p,
+                                                                                             plan);
     return launch_error();
 }

@@ -8,7 +8,6 @@ __global__ void __launch_bounds__(kThreads, 4)
     fixed_parts(const __grid_constant__ Convolve2dParams p, unsigned across, unsigned down,
                 unsigned tiles) {
     using F = Fixed<K>;
-    constexpr int kWarps = kThreads / 32;
     __shared__ alignas(16) float tile[F::kTile * F::kPitch];
     __shared__ float warp_sums[kWarps][K * K];
     const unsigned splits = unsigned(p.splits), split = blockIdx.x % splits;
@@ -47,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         });
         __syncthreads();  // the tile before has been used
         F::fetch(tile, p, at);
-        __syncthreads();
+        wait_for_tile();
         if (whole) {
 #pragma unroll
             for (int t = 0; t < kRows + K - 1; ++t) {
@@ -122,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
         fill(tile, kPitch, Image::in(p, at.n), at.y + p.shift[0] - (p.kh - 1) + i0,
              at.x + p.shift[1] - (p.kw - 1) + j0, rows + ni - 1, columns + nj - 1);
         fill(grad, kTileColumns, Image::grad_out(p, at.n), at.y, at.x, rows, columns);
-        __syncthreads();
+        wait_for_tile();
         A sum[kQuad] = {};
         for (int piece = slice; slice < slices && piece < rows * kPieces; piece += slices) {
             const int row = piece / kPieces, begin = piece % kPieces * kPiece;

@@ -10,7 +10,7 @@
 // What lies in a tile but belongs to no output is not multiplied by 0: see forward.cu.
 #include "tile.cuh"
 
-constexpr int kStripRows = 4, kStripColumns = 8, kWarps = kThreads / 32;
+constexpr int kStripRows = 4, kStripColumns = 8;
 constexpr int kSums = kStripRows * kStripColumns;  // of a thread
 constexpr int kRowsAtATime = 32;                   // of taps
 
@@ -45,80 +45,6 @@ struct StripsPlan {
         if (bytes < sums) bytes = sums;
     }
 };
-
-#if __CUDA_ARCH__ >= 800
-constexpr bool kAsyncCopies = true;
-#else
-constexpr bool kAsyncCopies = false;
-#endif
-
-/// A number on its way into a tile, or, where it is not `there`, zero.
-__device__ inline void begin_copy(float* to, const void* from, bool there) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(there ? 4 : 0));
-#endif
-}
-
-/// Copies `rows` x `columns` elements from (y, x) on into a tile. A warp takes a row at a time:
-/// what the border makes of columns is worked out once. Outside of the image there are zeros. What
-/// is float32 is there after `wait_for_strips`.
-__device__ __noinline__ void fill_strips(float* tile, int pitch, const Image& from, int64_t y,
-                                         int64_t x, int rows, int columns) {
-    constexpr int kEach = 3;
-    by_storage<float>(from.dtype, [&](auto element) {
-        using T = decltype(element);
-        constexpr bool kAsync = kAsyncCopies && sizeof(T) == 4;
-        constexpr int kUnder = kAsync ? 2 : 5;  // rows of a warp under way
-        const T* in = static_cast<const T*>(from.data) + from.begin;
-        const int lane = threadIdx.x % 32;
-        int64_t offset[kEach];
-        bool inside[kEach];
-#pragma unroll
-        for (int k = 0; k < kEach; ++k) {
-            const int64_t at = extended(x + lane + 32 * k, from.W, from.boundary);
-            inside[k] = at >= 0 && lane + 32 * k < columns;
-            offset[k] = inside[k] ? at * from.along : 0;
-        }
-        for (int first = threadIdx.x / 32; first < rows; first += kWarps * kUnder) {
-            [[maybe_unused]] T value[kUnder][kEach];
-            [[maybe_unused]] bool has[kUnder];
-#pragma unroll
-            for (int u = 0; u < kUnder; ++u) {
-                const int row = first + u * kWarps;
-                const int64_t line = extended(y + row, from.H, from.boundary);
-                has[u] = row < rows && line >= 0;
-                const T* at = in + (has[u] ? line * from.down : 0);
-#pragma unroll
-                for (int k = 0; k < kEach; ++k) {
-                    const bool there = has[u] && inside[k];
-                    if constexpr (kAsync) {
-                        if (row < rows && lane + 32 * k < columns)
-                            begin_copy(tile + row * pitch + lane + 32 * k, at + offset[k], there);
-                    } else if (there) {
-                        value[u][k] = at[offset[k]];
-                    }
-                }
-            }
-#pragma unroll
-            for (int u = 0; u < kUnder; ++u) {
-                const int row = first + u * kWarps;
-#pragma unroll
-                for (int k = 0; k < kEach; ++k)
-                    if (!kAsync && row < rows && lane + 32 * k < columns)
-                        tile[row * pitch + lane + 32 * k] =
-                            has[u] && inside[k] ? value_of(value[u][k], from.dtype) : 0.0f;
-            }
-        }
-    });
-}
-__device__ inline void wait_for_strips() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    __syncthreads();
-}
 
 using StripSums = float[kStripRows][kStripColumns];
 
@@ -230,9 +156,9 @@ __global__ void __launch_bounds__(kThreads, 4)
         const int ni = p.kh - i0 < plan.ni ? int(p.kh - i0) : plan.ni;
         if (i0) __syncthreads();
         fetch_taps(taps, p, n, i0, ni, kTapPitch);
-        fill_strips(tile, plan.pitch, Image::in(p, n), y0 + p.shift[0] - (p.kh - 1) + i0,
-                    x0 + p.shift[1] - (kTaps - 1), plan.rows + ni - 1, plan.columns + kTaps - 1);
-        wait_for_strips();
+        fill<float, 5>(tile, plan.pitch, Image::in(p, n), y0 + p.shift[0] - (p.kh - 1) + i0,
+                       x0 + p.shift[1] - (kTaps - 1), plan.rows + ni - 1, plan.columns + kTaps - 1);
+        wait_for_tile();
         // Row t of the tile meets row t - r of the taps for row r of the strip.
         const int begin = ni * share / shares, count = ni * (share + 1) / shares - begin;
         const float* line = tile + (row + begin) * plan.pitch + column;

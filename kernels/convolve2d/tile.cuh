@@ -7,6 +7,7 @@
 #include "vector.cuh"
 
 constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
 constexpr int kRows = 4, kQuad = 4;  // outputs of a thread: rows and columns
 constexpr int kThreadColumns = kTileColumns / kQuad;
 static_assert(kThreads == kThreadColumns * kTileRows / kRows, "a tile to a block");
@@ -52,25 +53,114 @@ struct Image {
     }
 };
 
-/// Copies `rows` x `columns` elements from (y, x) on into a tile whose rows are `pitch` apart. One
-/// function for all kernels, not inlined: the file compiles in little more than half the time.
-template <typename A>
+#if __CUDA_ARCH__ >= 800
+constexpr bool kAsyncCopies = true;
+#else
+constexpr bool kAsyncCopies = false;
+#endif
+
+/// A float on its way into a tile, or, where it is not `there`, zero.
+__device__ inline void begin_copy(void* to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(there ? 4 : 0));
+#endif
+}
+
+/// Copies `rows` x `columns` elements, up to kMostColumns of these, from (y, x) on into a tile
+/// whose rows are `pitch` apart; they are there after `wait_for_tile`. A warp takes a row at a
+/// time: what the border makes of columns is worked out once. Outside of the image there are zeros.
+/// One function for all kernels, not inlined: the file compiles in little more than half the time.
+constexpr int kMostColumns = 96;
+template <typename A, int kShortRows = 3>
 __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t y, int64_t x,
                                   int rows, int columns) {
+    constexpr int kEach = kMostColumns / 32;
     by_storage<A>(from.dtype, [&](auto element) {
-        const auto* in = static_cast<const decltype(element)*>(from.data) + from.begin;
-        for (int row = threadIdx.x / 16; row < rows; row += kThreads / 16) {
-            const int64_t line = extended(y + row, from.H, from.boundary);
-#pragma unroll 5
-            for (int column = threadIdx.x % 16; column < columns; column += 16) {
-                const int64_t at = extended(x + column, from.W, from.boundary);
-                tile[row * pitch + column] =
-                    line < 0 || at < 0
-                        ? A(0)
-                        : value_of(in[line * from.down + at * from.along], from.dtype);
+        using T = decltype(element);
+        constexpr bool kAsync = kAsyncCopies && sizeof(T) == 4;
+        constexpr int kUnder = kAsync ? 2 : kShortRows;  // rows of a warp under way
+        const T* in = static_cast<const T*>(from.data) + from.begin;
+        const int lane = threadIdx.x % 32;
+        int64_t offset[kEach];
+        bool inside[kEach];
+#pragma unroll
+        for (int k = 0; k < kEach; ++k) {
+            const int64_t at = extended(x + lane + 32 * k, from.W, from.boundary);
+            inside[k] = at >= 0 && lane + 32 * k < columns;
+            offset[k] = inside[k] ? at * from.along : 0;
+        }
+        for (int first = threadIdx.x / 32; first < rows; first += kWarps * kUnder) {
+            [[maybe_unused]] T value[kUnder][kEach];
+            [[maybe_unused]] bool has[kUnder];
+#pragma unroll
+            for (int u = 0; u < kUnder; ++u) {
+                const int row = first + u * kWarps;
+                const int64_t line = extended(y + row, from.H, from.boundary);
+                has[u] = row < rows && line >= 0;
+                const T* at = in + (has[u] ? line * from.down : 0);
+#pragma unroll
+                for (int k = 0; k < kEach; ++k) {
+                    const bool there = has[u] && inside[k];
+                    if constexpr (kAsync) {
+                        if (row < rows && lane + 32 * k < columns)
+                            begin_copy(tile + row * pitch + lane + 32 * k, at + offset[k], there);
+                    } else if (there) {
+                        value[u][k] = at[offset[k]];
+                    }
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < kUnder; ++u) {
+                const int row = first + u * kWarps;
+#pragma unroll
+                for (int k = 0; k < kEach; ++k)
+                    if (!kAsync && row < rows && lane + 32 * k < columns)
+                        tile[row * pitch + lane + 32 * k] =
+                            has[u] && inside[k] ? value_of(value[u][k], from.dtype) : A(0);
             }
         }
     });
+}
+/// The same beside words of a tile, where columns are few and often outside of the image.
+template <typename A>
+__device__ __noinline__ void fill_beside(A* tile, int pitch, const Image& from, int64_t y,
+                                         int64_t x, int rows, int columns) {
+    constexpr int kAcross = 8, kEach = 3;  // columns; rows of a thread under way
+    by_storage<A>(from.dtype, [&](auto element) {
+        using T = decltype(element);
+        for (int column = threadIdx.x % kAcross; column < columns; column += kAcross) {
+            const int64_t at = extended(x + column, from.W, from.boundary);
+            const T* in = static_cast<const T*>(from.data) + from.begin + at * from.along;
+            for (int first = threadIdx.x / kAcross; first < rows;
+                 first += kThreads / kAcross * kEach) {
+                T value[kEach];
+                bool has[kEach];
+#pragma unroll
+                for (int u = 0; u < kEach; ++u) {
+                    const int row = first + u * (kThreads / kAcross);
+                    const int64_t line = extended(y + row, from.H, from.boundary);
+                    has[u] = row < rows && line >= 0 && at >= 0;
+                    if (has[u]) value[u] = in[line * from.down];
+                }
+#pragma unroll
+                for (int u = 0; u < kEach; ++u) {
+                    const int row = first + u * (kThreads / kAcross);
+                    if (row < rows)
+                        tile[row * pitch + column] = has[u] ? value_of(value[u], from.dtype) : A(0);
+                }
+            }
+        }
+    });
+}
+
+/// What the threads of a block have copied is there, for all of them.
+__device__ inline void wait_for_tile() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncthreads();
 }
 
 /// The same for a whole tile whose rows are on words of 4 elements, as are x and the image's: words
@@ -116,9 +206,10 @@ __device__ inline void fill_quickly(float* tile, const Image& from, int64_t y, i
         else
             left = kPitch;
     });
-    if (left > 0) fill(tile, kPitch, from, y, x, kTile, left);
+    if (left == kPitch) fill(tile, kPitch, from, y, x, kTile, kPitch);
+    if (left > 0 && left < kPitch) fill_beside(tile, kPitch, from, y, x, kTile, left);
     if (right < kPitch && left < kPitch)
-        fill(tile + right, kPitch, from, y, x + right, kTile, kPitch - right);
+        fill_beside(tile + right, kPitch, from, y, x + right, kTile, kPitch - right);
 }
 
 /// A thread's sums to outputs (y, x) ... (y + 3, x + 3) of image n; those outside of OH x OW are

@@ -7,7 +7,7 @@
 #include "choices.h"
 #include "fixed_point.cuh"
 #include "job.cuh"
-#include "rates.h"
+#include "rates/grid_sample.h"
 
 namespace {
 
@@ -83,8 +83,8 @@ struct Plans {
     Plan plain, turned;
     enum { kPlain, kTurned, kProbe } take = kPlain;
     float few = 0;
-    // Microseconds by rates.h: turned; as it is, with points that neighbour each other, that do
-    // not.
+    // Microseconds by kGridSampleRates: turned; as it is, with points that neighbour each other,
+    // that do not.
     double turning = kUnknown, near = kUnknown, far = kUnknown;
     const char* why =
         "there is one way for this: channels side by side, one channel, few points, "
@@ -169,7 +169,7 @@ constexpr int64_t kChoiceBytes = 256;
 /// The two ways' costs, where channels are turned last or not: turned fields have one row where
 /// others have one for each channel, but take a pass of their own.
 Plans cheapest_read(const GridSampleParams& p, Plans plans) {
-    constexpr auto r = kGpu.grid_sample;
+    constexpr auto r = kGridSampleRates;
     const int size = element_size(p.dtype);
     const int64_t pad = plans.turned.pad, field = p.C * voxel_count(p) * size;
     const bool nearest = p.interpolation == Interpolation::kNearest;
@@ -201,11 +201,11 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans) {
 /// Of gradients turning pays where the sectors that scattered points fetch, or add to, channel by
 /// channel outweigh the passes over the field.
 Plans cheapest_gradients(const GridSampleParams& p, Plans plans) {
-    constexpr auto r = kGpu.grid_sample_gradients;
+    constexpr auto r = kGridSampleGradientRates;
     constexpr double kStream = r.stream * 1e6, kSectors = r.sectors * 1e6;
     const Plan& turned = plans.turned;
     const bool sums = p.grad_input;
-    if (!sums && p.C * voxel_count(p) * element_size(p.dtype) <= kGpu.grid_sample.cache) {
+    if (!sums && p.C * voxel_count(p) * element_size(p.dtype) <= kGridSampleRates.cache) {
         plans.why = "an L1 cache holds the field";
         return plans;
     }

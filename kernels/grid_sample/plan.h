@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "choices.h"
-#include "rates.h"
+#include "rates/grid_sample.h"
 #include "taps.h"
 
 namespace {
@@ -68,7 +68,7 @@ struct Plan : Fields {
         const bool exact = p.dtype == DType::kFloat || p.dtype == DType::kDouble;
         const int64_t element = p.dtype == DType::kDouble ? 8 : 4, V = pixels(p),
                       all = p.B * p.C * V;
-        const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = kCpu.grid_sample.fair;
+        const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = kGridSampleCpuRates.fair;
         field_bytes = (all * element + 63) / 64 * 64;
         input = field(p.input, p.input_stride, p);
         upstream = field(p.to_grad_input, p.to_grad_input_stride, p);
@@ -80,7 +80,7 @@ struct Plan : Fields {
         // A copy pays where reads by planes would miss the cache: where neighbouring points are far
         // from each other in a volume of several channels, or in a large image of many.
         const bool keys = p.interpolation == Interpolation::kCubic,
-                   wide = p.C * V > kCpu.grid_sample.large;
+                   wide = p.C * V > kGridSampleCpuRates.large;
         cubic = keys && (p.D == 3 || p.to_grad_input || p.to_grad_grid);
         // Bicubic volumes are read and added to more quickly by rows, too, where points are many.
         const bool many = !cubic || p.P * 4 >= V;

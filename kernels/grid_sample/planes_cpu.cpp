@@ -1,6 +1,6 @@
-// Images in two dimensions, where 4-D grid_sample spends its time: f32 and f64, without copies, one
-// derivative. A channel at a time in vectors of points; or, where channels are neighbours in
-// memory, a point at a time in vectors of channels.
+// Images in two dimensions, where 4-D grid_sample spends its time: float32, without copies, one
+// derivative (float64: double_cpu.rest.cpp). A channel at a time in vectors of points; or, where
+// channels are neighbours in memory, a point at a time in vectors of channels.
 //
 // An axis' two taps are a pair of neighbouring pixels that always lies within the image: at its
 // borders the pair is moved inwards and the weights change places, and what is outside gets none.

@@ -1,0 +1,49 @@
+// What work of grid_sample takes: every number by which a call's way is chosen among several
+// (choices.h tells which, and why). Microseconds, unless it says otherwise.
+#pragma once
+#include <cstdint>
+
+/// An H200's, from sweeps with each way forced in turn (cases at random, medians, cold L2 cache). A
+/// choice goes by ratios, which other GPUs are taken to share, until one has rates of its own.
+struct GridSampleRates {
+    double turn = 10;           // of launching the pass that turns a field's channels last,
+    double stream = 2.2;        // and of the pass: MB each, read and written
+    double coherent = 2.2;      // a million rows of a channel's pixels that neighbours share,
+    double scattered = 6.5;     // that they do not share,
+    double cached = 2;          // and where the field fits in an L1 cache
+    double last = 3;            // scattered, where a pixel's channels lie side by side,
+    double last_byte = 0.01;    // and each byte of the pixel
+    double words = 7;           // a million rows of turned pixels of up to four channels,
+    double row = 12;            // of more,
+    double row_byte = 0.27;     // and each byte of these beyond a sector
+    double gain = 0.8;          // turning has to take less of, to be chosen,
+    double look = 0.65;         // and for a look at where points lie, which costs some 25 itself:
+    double least = 200;         // where scattered points would take so long
+    int64_t cache = 100000;     // bytes
+    float near = 12, far = 32;  // sectors that 32 points lie in, coherent and scattered ones
+    double large = 50;          // MB of the L2 cache; and so much
+    double missed = 20;         // a million rows take more, where it holds none: from one of 500 MB
+};
+constexpr GridSampleRates kGridSampleRates;
+
+/// Of its gradients.
+struct GridSampleGradientRates {
+    double stream = 2.2, sectors = 3.7;  // MB of a pass, and of sectors that points need: each
+    double pair = 1.25, sector = 1.2;    // of a turned pixel, of a sector: what it takes of that
+    double last = 1.5;  // more, of the share of a sector that channels side by side use
+    double turn_sums = 2.2, add = 3;       // times as much, where gradients are summed
+    double least = 100, least_sums = 500;  // a look pays where scattered points take so long
+    double look = 2;  // sectors that 32 points lie in: where turning pays below, none is needed
+};
+constexpr GridSampleGradientRates kGridSampleGradientRates;
+
+/// A CPU's, one thread of it, from sweeps of random cases on an EPYC with AVX-512.
+struct GridSampleCpuRates {
+    // A thousand elements of an image converted to float32, read and written; what a thousand
+    // samples in 16 bits take longer than in float32, and each of their taps.
+    double convert = 0.2, sample = 1.5, tap = 2;
+    double calls = 20;        // what the calls for memory take
+    int64_t large = 5 << 19;  // elements of an image that fit no cache of one core
+    int64_t fair = 1 << 16;   // work that is worth handing to a thread
+};
+constexpr GridSampleCpuRates kGridSampleCpuRates;
