@@ -15,8 +15,8 @@ __attribute__((weak, visibility("default"))) void octet_tell_choices(void (*to)(
 }
 }
 
-/// A way of doing a call, and the microseconds that it would take by its operator's rates (rates/); NaN
-/// where no model says so.
+/// A way of doing a call, and the microseconds that it would take by its operator's rates (rates/);
+/// NaN where no model says so.
 struct Way {
     const char* name;
     double us;
