@@ -118,7 +118,7 @@ def show(row):
 def main(arguments=None):
     """Run the cases and keep the results."""
     parser = harness.parser("convolve2d", 30, "float32, 3 x 3 and 5 x 5 taps")
-    parser.add_argument("--seconds", type=float, default=0.1, help="most for all turns of one")
+    parser.add_argument("--seconds", type=float, default=0.3, help="most for all turns of one")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
     torch.backends.cudnn.allow_tf32 = False  # F.conv2d is to compute what is asked for
