@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "multilinear.h"
-#include "rates/rows.h"
+#include "rates/rows.cuh"
 
 namespace tiles {
 

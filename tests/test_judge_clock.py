@@ -63,6 +63,13 @@ def test_an_honest_kernel_is_seldom_refused_on_a_busy_gpu(number, calls, jitter)
     assert outcomes(number, calls, 0.005, 0.005, jitter).count("refused") < 200 / 50
 
 
+def test_a_few_calls_that_claim_too_much_do_not_make_up_for_many_that_claim_too_little():
+    claims = [0.0004] * 7 + [2.4] * 5  # of 1 ms each
+    pairs = rounds(random.Random(1), 7, 12, 1, 0, 0.3)
+    with pytest.raises(Refused, match="the events lie"):
+        borne_out([(done._replace(claimed=claims), empty) for done, empty in pairs])
+
+
 def test_a_host_that_is_away_for_a_round_or_two_hides_no_lie_and_refuses_no_honest_kernel():
     def away(true, claimed):
         draw, found = random.Random(1), []
