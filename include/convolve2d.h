@@ -74,11 +74,11 @@ inline bool convolve2d_by_strips(const Convolve2dParams& p) {
     if (p.dtype == DType::kDouble || p.kw > kStripTaps) return false;
     if (p.kh == p.kw && p.kw % 2 == 1 && p.kw <= r.square) return false;
     const bool large = double(p.N) * p.OH * p.OW >= r.large;
-    if (p.kh > r.tall) return true;
+    const bool tall = p.kh > r.tall;
     if (p.dtype == DType::kFloat)
-        return taps >= r.strip_taps || (large && taps >= r.strip_taps_large);
+        return tall || taps >= r.strip_taps || (large && taps >= r.strip_taps_large);
     const bool beside_bands = !large || taps <= r.strip_most_16bit || p.kw <= r.narrow;
-    return taps >= r.strip_taps && p.OW > r.strip_width_16bit && beside_bands;
+    return beside_bands && (tall || (taps >= r.strip_taps && p.OW > r.strip_width_16bit));
 }
 /// Whether tensor cores are quicker than multiply-adds of forward.cu.
 inline bool convolve2d_by_bands(const Convolve2dParams& p) {

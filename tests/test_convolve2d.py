@@ -195,6 +195,17 @@ def test_wide_kernels_on_tensor_cores(kernel, dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_few_columns_of_taps_on_tensor_cores(dtype):
+    """Of many pixels: strips do fewer."""
+    image, taps = sample((1010, 1003), (13, 13), "cuda", dtype)
+    exact = convolve2d(image.double(), taps.double())
+    off = taps.numel() * torch.finfo(torch.float32).eps
+    ours = convolve2d(image, taps).double()
+    assert_close(ours, exact, rtol=torch.finfo(dtype).eps, atol=off)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("kernel", [(15, 15), (25, 25)], ids=str)  # CUDA cores, tensor cores
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
 def test_numbers_of_any_size(scale, kernel):

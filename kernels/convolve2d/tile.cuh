@@ -68,11 +68,12 @@ __device__ inline void begin_copy(void* to, const void* from, bool there) {
 #endif
 }
 
+constexpr int kMostColumns = 96;  // of a tile that `fill` fills
+
 /// Copies `rows` x `columns` elements, up to kMostColumns of these, from (y, x) on into a tile
 /// whose rows are `pitch` apart; they are there after `wait_for_tile`. A warp takes a row at a
 /// time: what the border makes of columns is worked out once. Outside of the image there are zeros.
 /// One function for all kernels, not inlined: the file compiles in little more than half the time.
-constexpr int kMostColumns = 96;
 template <typename A, int kShortRows = 3>
 __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t y, int64_t x,
                                   int rows, int columns) {
@@ -123,6 +124,7 @@ __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t
         }
     });
 }
+
 /// The same beside words of a tile, where columns are few and often outside of the image.
 template <typename A>
 __device__ __noinline__ void fill_beside(A* tile, int pitch, const Image& from, int64_t y,
@@ -163,7 +165,7 @@ __device__ inline void wait_for_tile() {
     __syncthreads();
 }
 
-/// The same for a whole tile whose rows are on words of 4 elements, as are x and the image's: words
+/// Fills a whole tile whose rows are on words of 4 elements, as are x and the image's: words
 /// within the image's columns at once, all loads of a thread under way before the first is needed.
 template <typename T, int kPitch, int kTile>
 __device__ inline void fill_words(float* tile, const Image& from, int64_t y, int64_t x, int left,
