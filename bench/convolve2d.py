@@ -3,8 +3,9 @@
 Bytes that must move for N x H x W pixels of s bytes: 2 N H W s, read and written by the forward and
 by the gradient to the image, read by the gradient to the kernel. Flops: 2 K^2 N H W. Peers:
 torch.nn.functional.conv2d, after its `pad` where the boundary is not zero, torch.compile of the
-reference (up to 5 x 5 taps: it unrolls them all), scipy.ndimage.convolve on the CPU. Limits: a copy
-of as many bytes, and the bandwidth of a large copy.
+reference (up to 5 x 5 taps: it unrolls them all, which takes it some 20 s a case for a GPU),
+scipy.ndimage.convolve on the CPU. Limits: a copy of as many bytes, and the bandwidth of a large
+copy.
 """
 
 from functools import partial
@@ -42,18 +43,17 @@ def by_scipy(image, kernel, boundary):
     return torch.from_numpy(ndimage.convolve(image.detach().numpy(), taps.numpy(), mode=mode))
 
 
-def measure(shape, K, boundary, dtype, timer, limit):
+def measure(shape, K, boundary, dtype, timer, limit, peers):
     """One row for each direction."""
     make = {"device": timer.device, "generator": torch.Generator(timer.device).manual_seed(0)}
     image = torch.randn(shape, **make).to(dtype).requires_grad_()
     kernel = (torch.randn(K, K, **make) / K).to(dtype).requires_grad_()
     grad_out = torch.randn(shape, **make).to(dtype)
     torch.compiler.reset()
-    functions = {
-        "loader": lambda image, kernel: loader.convolve2d(image, kernel, "same", boundary),
-        "conv2d": lambda image, kernel: by_conv2d(image, kernel, boundary),
-    }
-    if K <= MOST_COMPILED:
+    functions = {"loader": lambda image, kernel: loader.convolve2d(image, kernel, "same", boundary)}
+    if "conv2d" in peers:
+        functions["conv2d"] = lambda image, kernel: by_conv2d(image, kernel, boundary)
+    if "compile" in peers and K <= MOST_COMPILED:
         compiled = torch.compile(loader.convolve2d_reference, dynamic=False)
         functions["compile"] = lambda image, kernel: compiled(image, kernel, "same", boundary)
     check(functions, image, kernel, boundary)
@@ -65,7 +65,7 @@ def measure(shape, K, boundary, dtype, timer, limit):
             runs[direction][name] = lambda out=out, leaf=leaf: torch.autograd.grad(
                 out, leaf, grad_out, retain_graph=True
             )
-    if timer.device.type == "cpu" and image.numel() * K * K <= MOST_SCIPY:
+    if "scipy" in peers and timer.device.type == "cpu" and image.numel() * K * K <= MOST_SCIPY:
         runs["forward"]["scipy"] = lambda: by_scipy(image, kernel, boundary)
     size = 2 * image.numel() * image.element_size()
     source = torch.ones(size // 2, dtype=torch.uint8, device=timer.device)
@@ -118,6 +118,7 @@ def show(row):
 def main(arguments=None):
     """Run the cases and keep the results."""
     parser = harness.parser("convolve2d", 30, "float32, 3 x 3 and 5 x 5 taps")
+    parser.add_argument("--peers", nargs="*", default=["conv2d", "compile", "scipy"])
     parser.add_argument("--seconds", type=float, default=0.3, help="most for all turns of one")
     options = parser.parse_args(arguments)
     cuda = options.device == "cuda"
@@ -130,6 +131,6 @@ def main(arguments=None):
         for K in KERNELS[: 2 if options.quick else 4]
     ]
     cases += [((2048, 2048), 5, "nearest", torch.float32)]
-    made = {str(case): partial(measure, *case, timer, limit) for case in cases}
+    made = {str(case): partial(measure, *case, timer, limit, options.peers) for case in cases}
     rows = harness.each("convolve2d", "convolve2d", options, made)
     harness.finish("convolve2d", "convolve2d", rows, options, copy_bytes_per_us=limit)

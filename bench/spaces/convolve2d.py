@@ -31,12 +31,15 @@ def draw(random, largest):
     # Fewer pixels where one case would take all the time there is.
     most = MOST_FLOPS[largest > 1 << 28] / (2 * kh * kw * batch)
     H, W = (max(1, round(n * min(1, most / each) ** 0.5)) for n in (H, each / H))
+    mode = choose(random, {"same": 6, "valid": 1, "full": 1})
+    if mode == "valid":  # needs an image no smaller than the kernel
+        H, W = max(H, kh), max(W, kw)
     return {
         "image": [batch, H, W] if batch > 1 else [H, W],
         "kernel": [kh, kw],
         "separable": rank_one,
         "dtype": dtype,
-        "mode": choose(random, {"same": 6, "valid": 1, "full": 1}),
+        "mode": mode,
         "boundary": random.choice(("zero", "zero", "reflect", "nearest")),
         "layout": choose(random, {"plain": 6, "misaligned": 1, "rows apart": 2}),
     }

@@ -33,7 +33,9 @@ struct GridSampleGradientRates {
     double last = 1.5;  // more, of the share of a sector that channels side by side use
     double turn_sums = 2.2, add = 3;       // times as much, where gradients are summed
     double least = 100, least_sums = 500;  // a look pays where scattered points take so long
-    double look = 2;  // sectors that 32 points lie in: where turning pays below, none is needed
+    double look = 2;      // sectors that 32 points lie in: where turning pays below, none is needed
+    int64_t touched = 8;  // so many pixels to a row of a point, and passes over those alone are
+    int64_t least_touched = 4 << 20;  // quicker than over all; of so many bytes
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;
 
@@ -45,5 +47,6 @@ struct GridSampleCpuRates {
     double calls = 20;        // what the calls for memory take
     int64_t large = 5 << 19;  // elements of an image that fit no cache of one core
     int64_t fair = 1 << 16;   // work that is worth handing to a thread
+    int64_t touched = 16;  // so many pixels to a tap, and sums in 16 bits are made of those alone
 };
 constexpr GridSampleCpuRates kGridSampleCpuRates;

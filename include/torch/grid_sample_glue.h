@@ -125,8 +125,10 @@ inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_i
                           : p.interpolation == Interpolation::kNearest ? 1
                                                                        : 4;
     const double each = double(p.B) * p.C * 1e-3, taps = along * along * (p.D == 3 ? along : 1);
-    // A gradient to the image is written to all pixels in any case.
-    const double convert = r.calls + each * pixels * r.convert * (need_input ? 0.25 : 1);
+    // A gradient to the image is written to all pixels in any case; summed, where there are not far
+    // more of them than taps.
+    const bool all_summed = need_input && p.P * taps * r.touched >= pixels;
+    const double convert = r.calls + each * pixels * r.convert * (all_summed ? 0.25 : 1);
     const double gained = each * p.P * (r.sample + taps * r.tap);
     const bool is = convert <= gained;
     tell_choice(kName, "precision of 16 bits",

@@ -56,6 +56,7 @@ struct Plan : Fields {
     Step steps[4];
     int count = 0;
     bool sum;                // the gradient is summed in scratch memory
+    bool touched;            // of which only the pixels that points touch are used
     bool fused;              // the scattering step does all
     int64_t pieces;          // of the points, of copies
     int64_t shares, splits;  // of the scattering: images are shared, and each is split
@@ -93,6 +94,7 @@ struct Plan : Fields {
         const bool adds_rows =
             p.D == 3 || keys ? p.C >= 4 && many : p.C >= 8 && (p.scattered || !wide) && !flat;
         sum = p.grad_input && (!exact || (dense && adds_rows && !target.rows));
+        touched = sum && !exact && !cubic && p.P * taps(p) * kGridSampleCpuRates.touched < V;
         if (!copy && (!exact || (upstream.data && input.rows != upstream.rows)))
             input.rows = upstream.rows = false;
         char* memory = static_cast<char*>(p.scratch);
@@ -123,7 +125,7 @@ struct Plan : Fields {
         if (copy) steps[count++] = kCopy;
         if (points && !(p.grad_input && fused)) steps[count++] = kPoints;
         if (p.grad_input) steps[count++] = kScatter;
-        if (sum) steps[count++] = kRound;
+        if (sum && !touched) steps[count++] = kRound;
     }
 
     static Field field(const void* data, const int64_t (&stride)[5], const GridSampleParams& p) {
@@ -149,8 +151,12 @@ struct Plan : Fields {
                              : "few points, channels last already, or one channel");
         if (p.grad_input)
             tell_choice("grid_sample", "sums of the gradient to input",
-                        sum ? "a copy, channels last" : "in place",
-                        sum ? "many channels to a pixel, or 16 bits" : "few channels or points");
+                        touched ? "a copy, of pixels that points touch"
+                        : sum   ? "a copy, channels last"
+                                : "in place",
+                        touched ? "16 bits, and far more pixels than points"
+                        : sum   ? "many channels to a pixel, or 16 bits"
+                                : "few channels or points");
     }
     int64_t scratch() const {
         return field_bytes * ((copy ? 1 + (upstream.data != nullptr) : 0) + sum);

@@ -270,14 +270,17 @@ class Steps {
         }
         block.write_grid(to_grid);
     }
-    NOINLINE void clear(int64_t b, const int64_t (&begin)[4], const int64_t (&end)[4]) {
+    /// Zeros to a part of a field of elements E.
+    template <typename E>
+    NOINLINE void clear(const Field& f, int64_t b, const int64_t (&begin)[4],
+                        const int64_t (&end)[4]) {
         // Axes c, z, y, x, the innermost last; then merged where they lie in one piece.
         int order[4] = {0, 1, 2, 3};
-        const int64_t* stride = plan.target.stride + 1;
+        const int64_t* stride = f.stride + 1;
         for (int i = 1; i < 4; ++i)  // stable; std::stable_sort is long to compile
             for (int j = i; j > 0 && stride[order[j - 1]] < stride[order[j]]; --j)
                 std::swap(order[j - 1], order[j]);
-        A* to = static_cast<A*>(plan.target.data) + b * plan.target.stride[0];
+        E* to = static_cast<E*>(f.data) + b * f.stride[0];
         int64_t size[4] = {1, 1, 1, 1}, step[4] = {}, last = 4;
         for (int k = 3; k >= 0; --k) {
             const int axis = order[k];
@@ -293,12 +296,39 @@ class Steps {
         for (int64_t q = 0; q < size[0]; ++q)
             for (int64_t r = 0; r < size[1]; ++r)
                 for (int64_t s = 0; s < size[2]; ++s) {
-                    A* row = to + q * step[0] + r * step[1] + s * step[2];
+                    E* row = to + q * step[0] + r * step[1] + s * step[2];
                     if (step[3] == 1)
-                        std::fill_n(row, size[3], A(0));
+                        std::fill_n(row, size[3], E{});
                     else
-                        for (int64_t t = 0; t < size[3]; ++t) row[t * step[3]] = 0;
+                        for (int64_t t = 0; t < size[3]; ++t) row[t * step[3]] = E{};
                 }
+    }
+
+    /// The sums of channels [begin, end) that the block touches become zero; or the gradient to
+    /// elements T is what they are, rounded.
+    NOINLINE void empty_touched(int64_t begin, int64_t end) {
+        const Field& f = plan.target;
+        block.offsets(f.stride, wide);
+        for (int m = 0; m < M; ++m)
+            for (int i = 0; i < block.count; ++i) {
+                if (wide[m][i] < 0) continue;
+                A* const to = row(f) + wide[m][i];
+                for (int64_t c = begin; c < end; ++c) to[c * f.stride[1]] = 0;
+            }
+    }
+    template <typename T>
+    NOINLINE void round_touched(const Field& to, int64_t begin, int64_t end) {
+        const Field& f = plan.target;
+        int64_t there[kMostTaps][kBlock];
+        block.offsets(f.stride, wide), block.offsets(to.stride, there);
+        for (int m = 0; m < M; ++m)
+            for (int i = 0; i < block.count; ++i) {
+                if (wide[m][i] < 0) continue;
+                const A* const in = row(f) + wide[m][i];
+                T* const out = static_cast<T*>(to.data) + block.image * to.stride[0] + there[m][i];
+                for (int64_t c = begin; c < end; ++c)
+                    out[c * to.stride[1]] = store<T>(in[c * f.stride[1]]);
+            }
     }
 
     void by_planes(const Part& part) const {
@@ -345,7 +375,11 @@ class Steps {
         const int64_t units = ceil_div(end[axis], unit), size = end[axis];
         begin[axis] = units * split / plan.splits * unit;
         end[axis] = std::min(units * (split + 1) / plan.splits * unit, size);
-        clear(b, begin, end);
+        const Field own = Plan::field(p.grad_input, p.grad_input_stride, p);
+        if (plan.touched)
+            clear<uint16_t>(own, b, begin, end);
+        else
+            clear<A>(plan.target, b, begin, end);
         bool points = plan.fused && (p.out || p.grad_grid);
         if (plan.planes || plan.cubic) {
             const int slowest = 1 + block.outermost;
@@ -356,25 +390,36 @@ class Steps {
             if (part.scatter) return;
             points = false;
         }
-        for (int64_t first = 0; first < p.P; first += kBlock) {
-            block.begin(b, first);
-            if (!plan.by_channel && plan.splits > 1) {
-                block.find(block.outermost);
-                if (!block.keep(block.taps, begin[axis], end[axis])) continue;
-                for (int a = block.outermost + 1; a < 3; ++a) block.find(a);
-            } else {
-                block.find_all();
+        const bool reaches = p.to_grad_grid || !p.to_grad_input;  // the sums
+        const auto each_block = [&](const auto& body) {
+            for (int64_t first = 0; first < p.P; first += kBlock) {
+                block.begin(b, first);
+                if (!plan.by_channel && plan.splits > 1) {
+                    block.find(block.outermost);
+                    if (!block.keep(block.taps, begin[axis], end[axis])) continue;
+                    for (int a = block.outermost + 1; a < 3; ++a) block.find(a);
+                } else {
+                    block.find_all();
+                }
+                body();
             }
+        };
+        if (plan.touched && reaches) each_block([&] { empty_touched(begin[0], end[0]); });
+        each_block([&] {
             if (points) run_points();
+            if (!reaches) return;
             A direction[3][kBlock];
             if (p.to_grad_grid)
                 directional(weight, direction);
-            else if (!p.to_grad_input)
-                block.weights(0, nullptr, false, weight);
             else
-                continue;  // it does not reach them
+                block.weights(0, nullptr, false, weight);
             scatter(begin[0], end[0]);
-        }
+        });
+        if (plan.touched && reaches)
+            each_block([&] {
+                p.dtype == DType::kHalf ? round_touched<Half>(own, begin[0], end[0])
+                                        : round_touched<BFloat16>(own, begin[0], end[0]);
+            });
     }
 };
 
