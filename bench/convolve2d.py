@@ -2,7 +2,8 @@
 
 Bytes that must move for N x H x W pixels of s bytes: 2 N H W s, read and written by the forward and
 by the gradient to the image, read by the gradient to the kernel. Flops: 2 K^2 N H W. Peers:
-torch.nn.functional.conv2d, after its `pad` where the boundary is not zero, torch.compile of the
+torch.nn.functional.conv2d, after its `pad` where the boundary is not zero (its gradients of large
+images left out on a GPU, where one call may take a minute), torch.compile of the
 reference (up to 5 x 5 taps: it unrolls them all, which takes it some 20 s a case for a GPU),
 scipy.ndimage.convolve on the CPU. Limits: a copy of as many bytes, and the bandwidth of a large
 copy.
@@ -13,6 +14,7 @@ from functools import partial
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
+from spaces.convolve2d import MOST_CUDNN
 
 import harness
 import loader
@@ -60,6 +62,8 @@ def measure(shape, K, boundary, dtype, timer, limit, peers):
     runs = {"forward": {}, "backward to image": {}, "backward to kernel": {}}
     for name, function in functions.items():
         runs["forward"][name] = lambda function=function: function(image.detach(), kernel.detach())
+        if name == "conv2d" and image.is_cuda and 2 * K * K * image.numel() > MOST_CUDNN:
+            continue
         for direction, leaf in (("backward to image", image), ("backward to kernel", kernel)):
             out = function(*(x if x is leaf else x.detach() for x in (image, kernel)))
             runs[direction][name] = lambda out=out, leaf=leaf: torch.autograd.grad(

@@ -104,9 +104,6 @@ OCTET_KERNEL const char* grid_sample_backward_16bit(GridSampleJob& job, int V, C
 OCTET_KERNEL const char* grid_sample_forward_double(GridSampleJob& job, int V, CUstream_st* stream);
 OCTET_KERNEL const char* grid_sample_backward_double(GridSampleJob& job, int V,
                                                      CUstream_st* stream);
-/// The sums of pixels that points touch alone: before and after what adds to them.
-OCTET_KERNEL const char* grid_sample_touched(const GridSampleJob& job, bool after,
-                                             CUstream_st* stream);
 /// Null, or the error's text.
 OCTET_KERNEL const char* grid_sample_rows_cuda(const GridSampleRows* p, void* stream);
 /// Points [begin, end) of all images.
@@ -123,7 +120,6 @@ struct GridSampleRest {
     decltype(&grid_sample_backward_16bit) backward_16bit;
     decltype(&grid_sample_forward_double) forward_double;
     decltype(&grid_sample_backward_double) backward_double;
-    decltype(&grid_sample_touched) touched;
     decltype(&grid_sample_rows_cpu) rows_cpu;
     decltype(&grid_sample_rows_cuda) rows_cuda;
 };

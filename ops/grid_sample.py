@@ -39,8 +39,9 @@ def grid_sample(
         (N, C, H_out, W_out) or (N, C, D_out, H_out, W_out), contiguous, dtype and device of
         `input`; computed in float32 (float64 for float64). Differentiable in both arguments, twice
         and more. Coordinates may be NaN, infinite and huge. Results are deterministic on the CPU;
-        on a GPU the gradient to `input` is where torch.use_deterministic_algorithms says so. One of
-        16 bits is summed in float32 and rounded once.
+        on a GPU the gradient to `input` is where torch.use_deterministic_algorithms says so, and a
+        16-bit one is summed in its own type where `input` has over 128 times as many pixels as
+        there are points.
         Under torch.autocast dtypes are promoted as PyTorch's own operator does it.
 
     Raises:

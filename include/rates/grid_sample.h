@@ -33,9 +33,7 @@ struct GridSampleGradientRates {
     double last = 1.5;  // more, of the share of a sector that channels side by side use
     double turn_sums = 2.2, add = 3;       // times as much, where gradients are summed
     double least = 100, least_sums = 500;  // a look pays where scattered points take so long
-    double look = 2;      // sectors that 32 points lie in: where turning pays below, none is needed
-    int64_t touched = 8;  // so many pixels to a row of a point, and passes over those alone are
-    int64_t least_touched = 4 << 20;  // quicker than over all; of so many bytes
+    double look = 2;  // sectors that 32 points lie in: where turning pays below, none is needed
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;
 

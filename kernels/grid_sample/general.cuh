@@ -207,13 +207,47 @@ __device__ inline void add_floats(float* to, const float* x) {
 #endif
 }
 
-/// *to += x, in any order among threads.
-__device__ inline void add_one(float* to, float x) {
-    // Not atomicAdd, which asks at run time whether an address is one of shared memory.
-    asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+/// Adds two 16-bit elements to a word of memory, rounded at each addition.
+__device__ inline void add_pair(DType dtype, unsigned* to, float first, float second) {
+    if (dtype == DType::kHalf) {
+        const unsigned word = store<Half>(first).bits | unsigned(store<Half>(second).bits) << 16;
+        asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+        return;
+    }
+#if __CUDA_ARCH__ >= 900
+    const BFloat16 low = store<BFloat16>(first), high = store<BFloat16>(second);
+    const unsigned word = low.bits | unsigned(high.bits) << 16;
+    asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+#else
+    unsigned seen = *to, expected;
+    do {
+        expected = seen;
+        const float low = load(BFloat16{uint16_t(expected)}) + first;
+        const float high = load(BFloat16{uint16_t(expected >> 16)}) + second;
+        seen = atomicCAS(to, expected,
+                         store<BFloat16>(low).bits | unsigned(store<BFloat16>(high).bits) << 16);
+    } while (seen != expected);
+#endif
 }
-__device__ inline void add_one(double* to, double x) {
-    asm volatile("red.global.add.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
+
+/// Adds to a 16-bit element: a word at a time, which is what the memory adds quickly.
+__device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
+    const auto address = reinterpret_cast<uintptr_t>(to);
+    const bool second = address & 2;
+    add_pair(dtype, reinterpret_cast<unsigned*>(address & ~uintptr_t(3)), second ? 0.f : x,
+             second ? x : 0.f);
+}
+
+/// Adds to an element of the gradient to elements T, in the type of its sums.
+template <typename T>
+__device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
+    // Not atomicAdd, which asks at run time whether an address is one of shared memory.
+    if constexpr (sizeof(T) == 8)
+        asm volatile("red.global.add.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
+    else if (sizeof(T) == 4 || dtype == DType::kFloat)
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+    else
+        add_16bit(dtype, to, x);
 }
 
 /// Adds to element `at` of p.grad_input, or to its sum in fixed point.
@@ -223,7 +257,8 @@ __device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t 
 template <typename T>
 __device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
     if (job.fixed) return add_fixed(job, at, x);
-    add_one(static_cast<Acc<T>*>(job.p.grad_input) + at, x);
+    add_one<T>(job.sum_dtype,
+               static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
 }
 
 /// Sums over the lanes of a point and writes the gradient to its coordinates.

@@ -44,15 +44,13 @@ struct GridSampleJob {
     bool general;    // offsets do not fit in 32 bits, or sums are in fixed point
     int lanes_log2;  // of the threads that share a point
     Narrow narrow;
-    bool alone;  // the kernel for the gradient to the grid alone
-    bool words;  // a thread takes a point, four channels of it in one word
-    bool reads;  // the backward needs the input
-    int shares;  // of the channels, in such a kernel
-    // p.grad_input points to sums, of Acc<T>.
+    bool alone;                 // the kernel for the gradient to the grid alone
+    bool words;                 // a thread takes a point, four channels of it in one word
+    bool reads;                 // the backward needs the input
+    int shares;                 // of the channels, in such a kernel
+    DType sum_dtype;            // of what p.grad_input points to: sums of gradients
     unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
     int64_t places, terms;      // of those
-    void* rounded;              // where not null, sums are of those pixels alone that points touch,
-    int64_t rounded_stride[5];  // and go there; elsewhere it is zero
     template <typename A>
     __device__ const AxisOf<A>& axis(int d) const {
         if constexpr (sizeof(A) == 8)

@@ -28,7 +28,9 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
     const int i0 = (warp * 32 + first) * tiles + lane;
     const char* in =
         static_cast<const char*>(p.input) + (b * p.input_stride[0] + share * V) * int(sizeof(T));
-    float* const to = static_cast<float*>(p.grad_input) + b * p.grad_input_stride[0] + share * V;
+    const int size = element_size(job.sum_dtype);
+    char* const to =
+        static_cast<char*>(p.grad_input) + (b * p.grad_input_stride[0] + share * V) * size;
     const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0];
     Stage<T, V>& stage = stages[threadIdx.x / 32];
     const T* const staged = &stage.row(share, 0, shares)[first];
@@ -42,15 +44,23 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
 #pragma unroll 1
     for (int c0 = 0; c0 < C; c0 += V * shares) {
         const bool real = c0 + share * V < C;
-        float* const sums = to + c0;
+        char* const sums = to + c0 * size;
         int column = 0;      // offset of the column whose corners are being summed
         uint32_t valid = 0;  // which of them lie in the image
         const auto flush = [&] {
-            char* at = reinterpret_cast<char*>(sums) + int64_t(column) * job.sums.unit;
+            char* at = sums + int64_t(column) * job.sums.unit;
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 if (!(valid >> k & 1)) continue;
-                add_floats<V>(reinterpret_cast<float*>(at + job.sums.corner[2 * k]), sum[k]);
+                char* const corner = at + job.sums.corner[2 * k];
+                if (sizeof(T) == 4 || job.sum_dtype == DType::kFloat) {
+                    add_floats<V>(reinterpret_cast<float*>(corner), sum[k]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < V; j += 2)
+                        add_pair(job.sum_dtype, reinterpret_cast<unsigned*>(corner) + j / 2,
+                                 sum[k][j], sum[k][j + 1]);
+                }
             }
         };
         Coordinates<float, D> next = coordinates(0);
@@ -209,8 +219,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t c_step = p.input_stride[1] * int(sizeof(T));
     const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
                         p.grad_out_points.at(job.first + i);
-    constexpr int size = sizeof(A);
-    const int C = int(p.C);
+    const int C = int(p.C), size = element_size(job.sum_dtype);
     const int base = job.same_steps || !p.grad_input ? cell.base : base_in_sums(job, coordinates);
     char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
                      int64_t(base) * job.sums.unit;
@@ -262,7 +271,7 @@ __global__ void __launch_bounds__(kThreads)
             asm("" : "+l"(row));
 #pragma unroll
             for (int k = 0; k < K; ++k)
-                if (mine >> k & 1) add_one(reinterpret_cast<A*>(row + job.sums.corner[k]), part[k]);
+                if (mine >> k & 1) add_one<T>(job.sum_dtype, row + job.sums.corner[k], part[k]);
         }
     }
     if (!p.grad_grid) return;
@@ -288,8 +297,7 @@ __global__ void __launch_bounds__(kThreads)
     const bool valid = at.inside && cell.valid(0), alone = at.lanes == 1;
     const Runs runs(cell.base, valid, job.sums.step[2]);
     const bool longer = alone && runs.reach > 1, mine = valid && (!alone || runs.head);
-    constexpr int size = sizeof(A);
-    const int C = int(p.C);
+    const int C = int(p.C), size = element_size(job.sum_dtype);
     const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
                         p.grad_out_points.at(job.first + i);
     char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
@@ -307,7 +315,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int u = 0; u < U; ++u)
             if (const int c = c0 + u * at.lanes; mine && c < C)
-                add_one(reinterpret_cast<A*>(to + c * p.grad_input_stride[1] * size), grad[u]);
+                add_one<T>(job.sum_dtype, to + c * p.grad_input_stride[1] * size, grad[u]);
     }
     if (!p.grad_grid) return;
     A none[D] = {};

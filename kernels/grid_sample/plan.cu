@@ -53,10 +53,12 @@ __global__ void __launch_bounds__(1024)
 
 void set_points(GridSampleJob& job, const Plan& plan) {
     GridSampleParams& p = job.p;
-    const int element = element_size(p.dtype);
-    if (!p.grad_input) std::copy(p.input_stride, p.input_stride + 5, p.grad_input_stride);
-    job.input = steps_of(p, p.input_stride, element);
-    job.sums = steps_of(p, p.grad_input_stride, p.grad_input ? std::max(element, 4) : element);
+    if (!p.grad_input) {
+        std::copy(p.input_stride, p.input_stride + 5, p.grad_input_stride);
+        job.sum_dtype = p.dtype;
+    }
+    job.input = steps_of(p, p.input_stride, element_size(p.dtype));
+    job.sums = steps_of(p, p.grad_input_stride, element_size(job.sum_dtype));
     job.general = plan.fixed || !job.input.fits || !job.sums.fits;
     job.same_steps = std::equal(job.input.step, job.input.step + 3, job.sums.step);
     const PointsView& points = p.grid_points;
@@ -179,6 +181,7 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     if (plan.copy)
         error = (bits16 ? copy_input<Half> : copy_input<float>)(job, plan, scratch, choice, stream);
     if (error) return error;
+    job.sum_dtype = p.dtype;
     if (plan.fixed) {
         begin_fixed(job, scratch, plan.sum_bytes, stream);
     } else if (p.grad_input) {
@@ -186,21 +189,14 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
         if (plan.sums) {
             p.grad_input = scratch + plan.copy_bytes;
             if (!plan.order) last_strides(p, plan.pad, p.grad_input_stride);
+            job.sum_dtype = DType::kFloat;
             bytes = plan.sum_bytes;
         }
-        void* all = p.grad_input;
-        if (plan.touched) {
-            all = job.rounded = caller.grad_input;
-            bytes = p.B * p.C * voxel_count(p) * element_size(p.dtype);
-            std::copy(caller.grad_input_stride, caller.grad_input_stride + 5, job.rounded_stride);
-        }
-        if ((error = zero(all, bytes, choice, processors, stream))) return error;
+        if ((error = zero(p.grad_input, bytes, choice, processors, stream))) return error;
     }
     set_points(job, plan);
     // The kernels for small offsets write these zeros on their way: one launch less.
     if (flat && p.grad_grid && job.general && (error = zero_grid())) return error;
-    const GridSampleJob own = job;  // launches move on in theirs
-    if (plan.touched && (error = p.rest->touched(own, false, stream))) return error;
     const bool exact = p.dtype == DType::kDouble;
     if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
         error = p.rest->cubic(job, plan.V, stream);
@@ -215,7 +211,6 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
                  : exact ? p.rest->backward_double
                          : grid_sample_backward)(job, plan.V, stream);
     if (error || !(plan.sums || plan.fixed)) return error;
-    if (plan.touched) return p.rest->touched(own, true, stream);
     switch (p.dtype) {
         case DType::kFloat:
             return plan.fixed ? finish_fixed<float>(job, caller, stream)

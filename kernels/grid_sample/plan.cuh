@@ -69,13 +69,12 @@ AxisOf<A> axis_of(const GridSampleParams& p, int d) {
 
 /// One way to do a job.
 struct Plan {
-    bool copy = false;     // of the input, channels last
-    bool sums = false;     // of the gradient to the input, in float, channels last
-    bool order = false;    // or in the order of the gradient itself
-    bool fixed = false;    // or in fixed point, in the order of the gradient itself
-    bool touched = false;  // of the sums only those that points touch become zero, and are rounded
-    int V = 1;             // channels at a time
-    int64_t pad = 0;       // channels of a copy or of sums
+    bool copy = false;   // of the input, channels last
+    bool sums = false;   // of the gradient to the input, in float, channels last
+    bool order = false;  // or in the order of the gradient itself
+    bool fixed = false;  // or in fixed point, in the order of the gradient itself
+    int V = 1;           // channels at a time
+    int64_t pad = 0;     // channels of a copy or of sums
     int64_t copy_bytes = 0, sum_bytes = 0;
 };
 
@@ -134,22 +133,13 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         plan.copy = turn;
         plan.V = last || turn ? 4 : 1;
     } else {
-        const bool direct = size == 4 && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
-        plan.sums = !direct && (turn || size == 2);
-        // Passes in float over a field far larger than what is added to it take longer than the
-        // points' own.
-        constexpr auto r = kGridSampleGradientRates;
-        const int64_t each = p.interpolation == Interpolation::kNearest  ? 1
-                             : p.interpolation == Interpolation::kLinear ? 2
-                                                                         : 4;
-        const int64_t rows = p.D == 3 ? each * each : each;
-        plan.touched = plan.sums && size == 2 && p.P * rows * r.touched < voxels &&
-                       p.B * p.C * voxels * size > r.least_touched && fits_last(p) &&
-                       steps_of(p, p.input_stride, size).fits &&
-                       steps_of(p, p.grad_input_stride, 4).fits;
+        // A field far larger than what is added to it is not worth a pass in float.
+        const bool dense = p.P * 128 >= voxels;
+        const bool direct =
+            (size == 4 || !dense) && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
+        plan.sums = !direct && (turn || (size == 2 && dense));
         // Where points are few beside pixels, passes over the field cost more than they save.
-        const bool no_pass = plan.touched && (last || !reads_input(p));
-        const bool sparse = !turn && p.P * 4 < voxels && !no_pass;
+        const bool sparse = !turn && p.P * 4 < voxels;
         plan.order =
             plan.sums && (p.C == 1 || sparse || p.B * p.P * p.C < kFewSums || !fits_last(p));
         const bool few = size == 4 && p.B * p.P < kFewAdded;

@@ -12,7 +12,6 @@ static const GridSampleRest* table() {
         OCTET_CUDA_LAUNCHER(grid_sample_backward_16bit),
         OCTET_CUDA_LAUNCHER(grid_sample_forward_double),
         OCTET_CUDA_LAUNCHER(grid_sample_backward_double),
-        OCTET_CUDA_LAUNCHER(grid_sample_touched),
         grid_sample_rows_cpu,
         OCTET_CUDA_LAUNCHER(grid_sample_rows_cuda),
     };
