@@ -118,7 +118,9 @@ struct Plan : Fields {
                 splits = p.B >= 4 * want ? 1 : want / std::gcd(p.B, want);
             }
             const int64_t units = target.rows ? ceil_div(p.C, 16) : p.C;
-            by_channel = units % splits == 0 || units >= 4 * splits;
+            // Threads that add to neighbouring floats would pass their cache lines to and fro.
+            const bool apart = target.rows || std::abs(target.stride[1]) * element >= 64;
+            by_channel = apart && (units % splits == 0 || units >= 4 * splits);
             if (!by_channel) splits = std::min<int64_t>(splits, p.size[3 - p.D]);
             fused = splits == 1;
         }
