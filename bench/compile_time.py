@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 import loader
-from harness import circumstances, keep
+from harness import circumstances, keep, source_key
 
 CHILD = """
 import json, os, resource, sys, time
@@ -109,6 +109,7 @@ def main(arguments: list[str]) -> None:
             print(f"{row['seconds']:6.2f} s {row['kernels']:3d} kernels  {row['object']}")
         print(f"{sum(row['seconds'] for row in found):6.2f} s in all")
         rows += found
-    facts = circumstances(device, [*loader._session.units])
+    facts = circumstances(device, [])
+    facts["sources"] = {name: source_key(name) for name in loader._session.units}  # of both devices
     facts["architectures"] = options.arch or loader._session.toolchain.architectures
     print(keep("compile_time", device, facts, rows, options.results))

@@ -181,11 +181,10 @@ def show(row: dict) -> None:
 
 def table(record: dict) -> str:
     """Return, for each operator and direction, medians of all calls and what binds how many."""
-    sources = record["sources"].items()
     command = ["python -m loader bench counters", *record["sources"]]
     command += [f"--seed {record['seed']} --cases {record['cases']}"]
     told = f"{record['device']}, torch {record['torch']}, {record['date']}, `{' '.join(command)}`"
-    if changed := [name for name, key in sources if harness.source_key(name) != key]:
+    if changed := harness.changed(record):
         told += f"; **sources of {', '.join(changed)} have changed since**"
     names = [name for name in PERCENT if any(name in row["busy"] for row in record["rows"])]
     lines = [f"{told}; medians over random cases, in percent of what each unit can do.", ""]

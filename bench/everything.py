@@ -102,9 +102,7 @@ def measured(benchmark: Benchmark, options: argparse.Namespace) -> str:
             continue
         record, now = json.loads(file.read_text()), harness.circumstances(kind, [])
         same = all(record.get(key) == now[key] for key in ("device", "torch", "python"))
-        sources = record.get("sources", {})
-        fresh = all(harness.source_key(name) == key for name, key in sources.items())
-        if same and fresh and (options.quick or not record.get("quick")):
+        if same and not harness.changed(record) and (options.quick or not record.get("quick")):
             return record["date"]
     return ""
 

@@ -84,16 +84,17 @@ def circumstances(device: str, operators: list[str]) -> dict:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "sources": {name: source_key(name) for name in operators},
+        "sources": {name: source_key(name, device) for name in operators},
     }
     if device == "cuda":
         facts["cuda"] = torch.version.cuda
     return facts
 
 
-def source_key(operator: str) -> str:
+def source_key(operator: str, device: str | None = None) -> str:
     """Return the digest of an operator's C++ and CUDA sources and the headers they reach.
 
+    For a `device`, "cpu" or "cuda", of those that its results come from: not the other's kernels.
     For a folder of this checkout, such as `jit/extension`, that of its Python files.
     """
     import hashlib
@@ -103,9 +104,23 @@ def source_key(operator: str) -> str:
         return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
     unit, sources = discover(ROOT)[operator], Sources(ROOT)
     files = {
-        path: digest for source in unit.sources for path, digest in sources.closure(source).items()
+        path: digest
+        for source in unit.sources
+        if not (device == "cpu" and source.endswith(".cu"))
+        and not (device == "cuda" and "_cpu." in source)
+        for path, digest in sources.closure(source).items()
     }
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def changed(record: dict) -> list[str]:
+    """Return the operators of a result whose sources have changed since."""
+    device = "cuda" if "cuda" in record else "cpu"
+    return [
+        name
+        for name, key in record.get("sources", {}).items()
+        if key not in (source_key(name, device), source_key(name))
+    ]
 
 
 def _cpu_name() -> str:

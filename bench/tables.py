@@ -5,7 +5,8 @@ import json
 import re
 from pathlib import Path
 
-from harness import RESULTS, ROOT, source_key
+import harness
+from harness import RESULTS, ROOT
 
 PEERS = ("eager", "compile", "tutorial")
 _MARK = "<!-- `python -m loader bench tables` makes this: {} -->"
@@ -46,8 +47,7 @@ def title(record: dict) -> str:
 
 
 def _stale(record: dict) -> str:
-    (operator, measured), *_ = record["sources"].items()
-    return "" if measured == source_key(operator) else " **Its sources have changed since.**"
+    return " **Its sources have changed since.**" if harness.changed(record) else ""
 
 
 def time_text(us: float) -> str:

@@ -254,6 +254,15 @@ void wide_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     }
 }
 
+/// F features of the K corners of cells, to neighbours.
+template <int K, typename T>
+void collect(const T* __restrict from, const int64_t* step, int64_t cells, int64_t F,
+             T* __restrict to) {
+    for (int64_t i = 0; i < cells; ++i)
+        for (int k = 0; k < K; ++k, to += F)
+            for (int64_t f = 0; f < F; ++f) to[f] = from[i * step[0] + k * step[1] + f * step[2]];
+}
+
 /// Any element type, any strides: as many cells as fit, or a part of one, are brought into buffers
 /// of the accumulating type, computed there, and brought back.
 template <typename Cell, typename T>
@@ -263,6 +272,7 @@ void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     constexpr int64_t kRow = kStaged / K, kPoints = 64, kRoom = kNarrow<A>;
     A cell[kStaged + kRoom], grad_cell[kStaged + kRoom], row[kRow + kRoom];
     A points[kPoints * D], grad_points[kPoints * D], part[kPoints * D];
+    T few[kStaged];
     const T* const feats = static_cast<const T*>(p.feats);
     const T* const grad_out = static_cast<const T*>(p.grad_out);
     MultilinearParams q = {};
@@ -274,8 +284,10 @@ void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     const int64_t width = std::min(p.F, kRow),
                   most = std::min(kPoints, kRow / std::max<int64_t>(width, 1));
     const int64_t* const step = p.feats_stride;
-    const bool cell_is_run = width == p.F && step[2] == 1 && step[1] == p.F;
-    const bool all_are_run = cell_is_run && step[0] == K * p.F;
+    // The corners of one feature are a run of their own stride.
+    const int64_t apart = p.F == 1 ? step[1] : step[2];
+    const bool cell_is_run = p.F == 1 || (width == p.F && step[2] == 1 && step[1] == p.F);
+    const bool all_are_run = cell_is_run && step[0] == K * p.F * apart;
     for (int64_t n = begin; n < end; n += q.N) {
         q.N = std::min(most, end - n);
         for (int64_t i = 0; i < q.N * D; ++i) {
@@ -288,12 +300,13 @@ void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
             q.feats_stride[0] = K * F, q.feats_stride[1] = q.grad_out_stride[0] = F;
             const T* const from = feats + n * step[0] + first * step[2];
             const int64_t cells = !feats ? 0 : all_are_run ? 1 : q.N;  // or runs of them
-            const int64_t runs = cell_is_run ? 1 : K,
-                          length = K * F * (all_are_run ? q.N : 1) / runs;
-            for (int64_t i = 0; i < cells; ++i)
-                for (int64_t k = 0; k < runs; ++k)
-                    gather(from + i * step[0] + k * step[1], step[2], length,
-                           cell + (i * runs + k) * length);
+            if (cell_is_run) {
+                const int64_t length = K * F * (all_are_run ? q.N : 1);
+                for (int64_t i = 0; i < cells; ++i)
+                    gather(from + i * step[0], apart, length, cell + i * length);
+            } else {
+                collect<K>(from, step, cells, F, few), load_run(few, cells * K * F, cell);
+            }
             if (grad_out && F == p.F && p.grad_out_stride[0] == F && p.grad_out_stride[1] == 1)
                 load_run(grad_out + n * F, q.N * F, row);
             else

@@ -59,7 +59,7 @@ def test_cases_of_other_circumstances_are_measured_again(options, monkeypatch):
     harness.each("some", "square", options, cases)
     options.repeats = 4
     harness.each("some", "square", options, cases)
-    monkeypatch.setattr(harness, "source_key", lambda operator: "of other sources")
+    monkeypatch.setattr(harness, "source_key", lambda *of: "of other sources")
     harness.each("some", "square", options, cases)
     assert calls == ["a"] * 3
 
@@ -74,7 +74,7 @@ def test_what_is_left_out_is_told_why(options, monkeypatch):
     assert everything.why_not(made("x", "some"), options) == ""
     harness.finish("some", "square", [], options)
     assert everything.why_not(made("x", "some"), options).startswith("measured on 2")
-    monkeypatch.setattr(harness, "source_key", lambda operator: "of other sources")
+    monkeypatch.setattr(harness, "source_key", lambda *of: "of other sources")
     assert everything.why_not(made("x", "some"), options) == ""
 
 

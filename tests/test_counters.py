@@ -37,7 +37,8 @@ def test_kernels_are_told_apart_by_marks_and_weighted_by_their_time():
 def test_the_table_counts_what_binds():
     rows = counters.by_call([CALL, CALL], counters.kernels(TEXT))
     record = {"rows": rows, "seed": 3, "cases": 2, "device": "a GPU", "torch": "2"}
-    record |= {"date": "today", "sources": {"square": counters.harness.source_key("square")}}
+    record |= {"date": "today", "cuda": "13.0"}
+    record["sources"] = {"square": counters.harness.source_key("square", "cuda")}
     text = counters.table(record)
     assert "`python -m loader bench counters square --seed 3 --cases 2`;" in text
     assert "changed since" not in text

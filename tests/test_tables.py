@@ -1,6 +1,7 @@
 """The tables that README and docs have of benchmarks."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -12,15 +13,33 @@ import tables
 
 @pytest.mark.parametrize("table", [tables.summary, tables.kernels])
 def test_a_table_says_that_its_sources_have_changed(table, monkeypatch):
-    monkeypatch.setattr(tables, "source_key", lambda operator: "of other sources")
+    monkeypatch.setattr(tables.harness, "source_key", lambda *of: "of other sources")
     assert "Its sources have changed since" in table()
 
 
 def test_a_table_of_the_present_sources_says_nothing(monkeypatch):
     record = json.loads((tables.RESULTS / "trilinear_interpolation_cuda.json").read_text())
     measured = record["sources"]["trilinear_interpolation"]
-    monkeypatch.setattr(tables, "source_key", lambda operator: measured)
+    monkeypatch.setattr(tables.harness, "source_key", lambda *of: measured)
     assert "changed" not in tables.summary()
+
+
+def test_of_the_cpu_s_loops_a_gpu_s_results_know_nothing(monkeypatch, tmp_path):
+    harness = tables.harness
+    for room in ("ops", "kernels", "include"):
+        shutil.copytree(ROOT / room, tmp_path / room)
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    records = {
+        kind: {"sources": {"square": harness.source_key("square", kind)}}
+        for kind in ("cpu", "cuda")
+    }
+    records["cuda"]["cuda"] = "13.0"
+    assert not any(map(harness.changed, records.values()))
+    for file, now in (("square_cpu.cpp", {"cpu": ["square"], "cuda": []}), ("square.cu", None)):
+        text = (tmp_path / "kernels" / file).read_text()
+        (tmp_path / "kernels" / file).write_text(text + "// edited\n")
+        now = now or {"cpu": ["square"], "cuda": ["square"]}
+        assert {kind: harness.changed(record) for kind, record in records.items()} == now
 
 
 def test_a_new_operator_s_benchmark_has_its_table_by_name_alone(monkeypatch, tmp_path):
@@ -37,7 +56,7 @@ def test_a_new_operator_s_benchmark_has_its_table_by_name_alone(monkeypatch, tmp
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    monkeypatch.setattr(tables, "source_key", lambda operator: "k")
+    monkeypatch.setattr(tables.harness, "source_key", lambda *of: "k")
     monkeypatch.setattr(tables, "pages", lambda: [page])
     assert "| forward | tiny | float32 | 2.0 us | 4 | 50 % | 2.50x |" in tables.filled(
         page.read_text()
