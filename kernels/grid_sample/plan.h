@@ -120,7 +120,7 @@ struct Plan : Fields {
             const int64_t units = target.rows ? ceil_div(p.C, 16) : p.C;
             // Threads that add to neighbouring floats would pass their cache lines to and fro.
             const bool apart = target.rows || std::abs(target.stride[1]) * element >= 64;
-            by_channel = apart && (units % splits == 0 || units >= 4 * splits);
+            by_channel = splits == 1 || (apart && (units % splits == 0 || units >= 4 * splits));
             if (!by_channel) splits = std::min<int64_t>(splits, p.size[3 - p.D]);
             fused = splits == 1;
         }
