@@ -159,12 +159,14 @@ def test_training_fails_where_nothing_is_learnt(built):
 
 
 def test_comparing_fails_where_a_bit_differs(examples, built):
-    """One of two builds takes its headers from a folder where add2 adds 1 more."""
+    """One of two builds takes a header from a folder where add2 adds 1 more."""
     shutil.copytree(built.folder / "build/jit", examples.folder / "build/jit")
-    shutil.copytree(examples.root / "include", examples.root / "wrong")
-    header = examples.root / "wrong" / "add2.h"
-    header.write_text(header.read_text().replace("return a + b;", "return a + b + 1;"))
-    examples.edit("CMakeLists.txt", '"${OCTET_ROOT}/include"', '"${OCTET_ROOT}/wrong"')
+    text = (examples.root / "include/add2.h").read_text()
+    assert "return a + b;" in text
+    (examples.root / "wrong").mkdir()
+    (examples.root / "wrong/add2.h").write_text(text.replace("return a + b;", "return a + b + 1;"))
+    include = '"${OCTET_ROOT}/include"'
+    examples.edit("CMakeLists.txt", include, '"${OCTET_ROOT}/wrong" ' + include)
     code = """
 import sys; sys.path.insert(0, "examples/three_ways")
 import torch, compare, ways
