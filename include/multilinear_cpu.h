@@ -254,13 +254,17 @@ void wide_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     }
 }
 
-/// F features of the K corners of cells, to neighbours.
+/// F features of the K corners of cells, wherever they lie, at most kStaged in all: collected, then
+/// converted. A function of its own, or g++ makes worse code of what surrounds it.
 template <int K, typename T>
-void collect(const T* __restrict from, const int64_t* step, int64_t cells, int64_t F,
-             T* __restrict to) {
+__attribute__((noinline)) void bring(const T* from, const int64_t* step, int64_t cells, int64_t F,
+                                     Acc<T>* to) {
+    T few[kStaged];
+    T* __restrict next = few;
     for (int64_t i = 0; i < cells; ++i)
-        for (int k = 0; k < K; ++k, to += F)
-            for (int64_t f = 0; f < F; ++f) to[f] = from[i * step[0] + k * step[1] + f * step[2]];
+        for (int k = 0; k < K; ++k, next += F)
+            for (int64_t f = 0; f < F; ++f) next[f] = from[i * step[0] + k * step[1] + f * step[2]];
+    load_run(few, cells * K * F, to);
 }
 
 /// Any element type, any strides: as many cells as fit, or a part of one, are brought into buffers
@@ -272,7 +276,6 @@ void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
     constexpr int64_t kRow = kStaged / K, kPoints = 64, kRoom = kNarrow<A>;
     A cell[kStaged + kRoom], grad_cell[kStaged + kRoom], row[kRow + kRoom];
     A points[kPoints * D], grad_points[kPoints * D], part[kPoints * D];
-    T few[kStaged];
     const T* const feats = static_cast<const T*>(p.feats);
     const T* const grad_out = static_cast<const T*>(p.grad_out);
     MultilinearParams q = {};
@@ -305,7 +308,7 @@ void staged_points(const MultilinearParams& p, int64_t begin, int64_t end) {
                 for (int64_t i = 0; i < cells; ++i)
                     gather(from + i * step[0], apart, length, cell + i * length);
             } else {
-                collect<K>(from, step, cells, F, few), load_run(few, cells * K * F, cell);
+                bring<K>(from, step, cells, F, cell);
             }
             if (grad_out && F == p.F && p.grad_out_stride[0] == F && p.grad_out_stride[1] == 1)
                 load_run(grad_out + n * F, q.N * F, row);
