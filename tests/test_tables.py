@@ -35,11 +35,13 @@ def test_of_the_cpu_s_loops_a_gpu_s_results_know_nothing(monkeypatch, tmp_path):
     }
     records["cuda"]["cuda"] = "13.0"
     assert not any(map(harness.changed, records.values()))
-    for file, now in (("square_cpu.cpp", {"cpu": ["square"], "cuda": []}), ("square.cu", None)):
-        text = (tmp_path / "kernels" / file).read_text()
-        (tmp_path / "kernels" / file).write_text(text + "// edited\n")
-        now = now or {"cpu": ["square"], "cuda": ["square"]}
-        assert {kind: harness.changed(record) for kind, record in records.items()} == now
+    both = ["cpu", "cuda"]
+    of_files = {"kernels/square_cpu.cpp": ["cpu"], "kernels/square.cu": ["cuda"]}
+    for file, of in {**of_files, "include/square.h": both, "ops/square.cpp": both}.items():
+        text = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(text + "// edited\n")
+        assert [kind for kind, record in records.items() if harness.changed(record)] == of
+        (tmp_path / file).write_text(text)
 
 
 def test_a_new_operator_s_benchmark_has_its_table_by_name_alone(monkeypatch, tmp_path):
