@@ -1,6 +1,6 @@
-// Copies between global and shared memory that no register takes part in: of 16-byte words into
-// shared memory (Ampere on), and of whole runs out of it (Hopper on); plain loads and stores
-// before.
+// Copies between global and shared memory that no register takes part in: of whole runs (Hopper on)
+// and of 16-byte words into shared memory (Ampere on), and of whole runs out of it (Hopper on);
+// plain loads and stores before.
 #pragma once
 #include "common.h"
 
@@ -21,12 +21,65 @@ __device__ inline void copy_word(void* to, uintptr_t from, int bytes) {
         memcpy(to, reinterpret_cast<const void*>(from), bytes);
 #endif
 }
-/// Until this thread's copies are in shared memory; a barrier makes them the block's.
+
+/// Until this thread's words are in shared memory; a barrier makes them the block's.
 __device__ inline void wait_for_words() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
+
+/// What a block waits for: the copies that its threads began, and what they wrote to shared memory
+/// themselves. Lies in shared memory.
+struct Arrivals {
+    uint64_t barrier;
+
+    /// By the whole block, before its first copy.
+    __device__ void prepare() {
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x == 0) {
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)),
+                         "r"(blockDim.x)
+                         : "memory");
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncthreads();
+#endif
+    }
+#if __CUDA_ARCH__ >= 900
+    /// The words at `from`, `bytes` in all, to `to`: one instruction of one thread.
+    __device__ void copy(void* to, uintptr_t from, int bytes) {
+        const unsigned at = shared_address(&barrier);
+        asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(at),
+                     "r"(bytes)
+                     : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+            "[%3];" ::"r"(shared_address(to)),
+            "l"(from), "r"(bytes), "r"(at)
+            : "memory");
+    }
+#endif
+    /// By the whole block, until all is in shared memory, the turn-th time, from 0 on. Before the
+    /// next copies to the same place the block has to meet again.
+    __device__ void wait(int turn = 0) {
+#if __CUDA_ARCH__ >= 900
+        const unsigned at = shared_address(&barrier);
+        asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at) : "memory");
+        asm volatile(
+            "{\n"
+            ".reg .pred arrived;\n"
+            "again: mbarrier.try_wait.parity.shared.b64 arrived, [%0], %1;\n"
+            "@!arrived bra again;\n"
+            "}" ::"r"(at),
+            "r"(turn & 1)
+            : "memory");
+#else
+        wait_for_words();
+        __syncthreads();
+#endif
+    }
+};
 
 /// A run that begins on a word, from shared memory, by the whole block; what the last word lacks is
 /// written in elements. Nothing may write to `from` afterwards.

@@ -6,12 +6,13 @@
 // F = 256 moves 605 MB, 141 us at 4.28 TB/s.
 //
 // Three mappings. Narrow cells (multilinear_narrow.cuh), and wider ones whose rows are no whole
-// number of 16-byte words (multilinear_tiles.cuh), move through shared memory in whole runs of such
-// words; rows of whole words need no such way (multilinear_wide.cuh). No atomics: every sum has a
-// fixed order, so each run gives the same bits.
+// number of 16-byte words (multilinear_tiles.cuh, multilinear_sums.cuh), move through shared memory
+// in whole runs of such words; rows of whole words need no such way (multilinear_wide.cuh). No
+// atomics: every sum has a fixed order, so each run gives the same bits.
 #pragma once
 #include "choices.h"
 #include "multilinear_narrow.cuh"
+#include "multilinear_sums.cuh"
 #include "multilinear_tiles.cuh"
 #include "multilinear_wide.cuh"
 
@@ -36,20 +37,22 @@ inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stre
         told("words of 16 bytes", "rows are whole numbers of them");
         return flat ? wide::launch_flat<Cell, T>(p, stream) : wide::launch<Cell, T, V>(p, stream);
     }
-    const int E = sums && wide::fits<T>(p, 2) ? 2 : 1;
-    const tiles::Tiling tiling = tiles::plan_of<T, K>(p, E);
-    if (!tiles::suits<T>(p, tiling.plan, K)) {
-        told("an element at a time",
-             "rows are no whole words, and too few or too far apart for tiles");
-        return wide::launch<Cell, T, 1>(p, stream);
+    const char* const tiled = "the rows of a run of points are moved together, as whole words";
+    if (sums) {
+        const tiles::Plan plan = tiles::sums_plan_of<T, K>(p);
+        if (tiles::suits_sums<T>(p, plan, K)) {
+            told("tiles in shared memory", tiled);
+            return tiles::launch_sums<Cell, T>(p, plan, stream);
+        }
+    } else {
+        const tiles::Tiling tiling = tiles::plan_of<T, K>(p);
+        if (flat || tiles::suits<T>(p, tiling.plan, K)) {
+            told("tiles in shared memory", tiled);
+            return tiles::launch<Cell, T>(p, tiling, stream);
+        }
     }
-    told("tiles in shared memory",
-         "the rows of a run of points are moved together, as whole words");
-    if constexpr (sizeof(T) < 8)
-        if (sums)
-            return E == 2 ? tiles::launch_sums<Cell, Stored<T>, 2>(p, tiling, stream)
-                          : tiles::launch_sums<Cell, Stored<T>, 1>(p, tiling, stream);
-    return tiles::launch<Cell, T>(p, tiling, stream);
+    told("an element at a time", "rows are no whole words, and too few or too far apart for tiles");
+    return wide::launch<Cell, T, 1>(p, stream);
 }
 
 /// Forward where `out` is set, else backward. Two files each compile kernels for some element

@@ -18,6 +18,17 @@ struct Placed {
     Part part;
     unsigned low;  // the last bits of the first element's address
 
+    /// Where a point's begin, and from each to the next.
+    struct Point {
+        unsigned begin, pitch, low, step, mask;
+        __device__ int row(int k) const { return begin + k * pitch + ((low + k * step) & mask); }
+    };
+    __device__ Point point(int n) const {
+        const unsigned at = low + n * part.step[0];
+        if (part.kind == kOne) return {(low & 15) + n * part.step[0], part.step[1], 0, 0, 0};
+        if (part.kind == kCells) return {n * part.pitch + (at & 15), part.step[1], 0, 0, 0};
+        return {unsigned(n * K * part.pitch), unsigned(part.pitch), at, part.step[1], 15};
+    }
     __device__ int row(int n, int k) const {
         const unsigned at = low + n * part.step[0];
         if (part.kind == kOne) return (low & 15) + n * part.step[0] + k * part.step[1];
@@ -41,23 +52,37 @@ struct Share {
     }
 };
 
-/// Fetches `count` points' K rows of `width` elements; the caller waits for them.
+/// Begins to fetch `count` points' K rows of `width` elements: as whole runs where there is
+/// something to count their arrivals, else by words, which is quicker where they are few.
 template <int K, typename T>
-__device__ inline Placed<K> fetch(char* to, const T* from, const Part& part, int count, int width) {
+__device__ inline Placed<K> fetch(char* to, const T* from, const Part& part, int count, int width,
+                                  Arrivals* arrivals = nullptr) {
     const auto first = reinterpret_cast<uintptr_t>(from);
-    const int row = (width - 1) * part.step[2] + int(sizeof(T)),
-              cell = (K - 1) * part.step[1] + row;
-    const int length = part.kind == kOne     ? (count - 1) * part.step[0] + cell
-                       : part.kind == kCells ? cell
-                                             : row;
     const int runs = part.kind == kOne ? 1 : part.kind == kCells ? count : count * K;
-    const int words = part.kind == kOne ? (int(first & 15) + length + 15) / 16 : part.pitch / 16;
+    const auto length = [&] {
+        const int row = (width - 1) * part.step[2] + int(sizeof(T));
+        const int cell = (K - 1) * part.step[1] + row;
+        if (part.kind == kOne) return (count - 1) * int(part.step[0]) + cell;
+        return part.kind == kCells ? cell : row;
+    };
+    const auto begins = [&](int run) {
+        const int n = part.kind == kRows ? run / K : run, k = part.kind == kRows ? run % K : 0;
+        return first + (n * part.stride[0] + k * part.stride[1]) * int64_t(sizeof(T));
+    };
+#if __CUDA_ARCH__ >= 900
+    if (arrivals) {
+        for (int run = threadIdx.x; run < runs; run += blockDim.x) {
+            const uintptr_t at = begins(run), begin = at & ~uintptr_t(15);
+            arrivals->copy(to + run * part.pitch, begin, (int(at - begin) + length() + 15) & ~15);
+        }
+        return {part, unsigned(first)};
+    }
+#endif
+    const int words = part.kind == kOne ? (int(first & 15) + length() + 15) / 16 : part.pitch / 16;
     const Share share(runs, words);
     for (int run = share.run; run < runs; run += share.runs) {
-        const int n = part.kind == kRows ? run / K : run, k = part.kind == kRows ? run % K : 0;
-        const uintptr_t at = first + (n * part.stride[0] + k * part.stride[1]) * int64_t(sizeof(T));
-        const uintptr_t begin = at & ~uintptr_t(15);
-        const int bytes = int(at - begin) + length;
+        const uintptr_t at = begins(run), begin = at & ~uintptr_t(15);
+        const int bytes = int(at - begin) + length();
         char* const there = to + run * part.pitch;
 #pragma unroll 4
         for (int i = 16 * share.word; i < bytes; i += 16 * share.words)
@@ -71,16 +96,16 @@ __device__ inline T* element(char* tile, int at) {
     return reinterpret_cast<T*>(tile + at);
 }
 
-/// The tile of this block.
+/// A block's tile.
 struct Own {
     int64_t n;            // its first point
     int f, count, width;  // its first feature; how many points, how many features
 
-    __device__ Own(const MultilinearParams& p, const Plan& plan) {
-        n = blockIdx.x, f = 0;
+    __device__ Own(const MultilinearParams& p, const Plan& plan, unsigned block) {
+        n = block, f = 0;
         if (plan.chunks > 1) {
-            n = blockIdx.x / unsigned(plan.chunks);
-            f = int(blockIdx.x % unsigned(plan.chunks)) * plan.width;
+            n = block / unsigned(plan.chunks);
+            f = int(block % unsigned(plan.chunks)) * plan.width;
         } else {
             n *= plan.points;
         }
@@ -111,21 +136,20 @@ __device__ inline void fill_weights(A* weights, const MultilinearParams& p, cons
     }
 }
 
-constexpr int kMostThreads = 256, kSumThreads = 128, kSumBlocks = 6;
-
 template <typename Cell, typename T>
 __global__ void __launch_bounds__(kMostThreads) forward(MultilinearParams p, Plan plan) {
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
     extern __shared__ __align__(128) char memory[];
     A* weights = reinterpret_cast<A*>(memory + plan.feats.bytes);
-    const Own own(p, plan);
+    __shared__ Arrivals arrivals;
+    arrivals.prepare();
+    const Own own(p, plan, blockIdx.x);
     const T* from =
         static_cast<const T*>(p.feats) + own.n * p.feats_stride[0] + own.f * p.feats_stride[2];
-    const auto feats = fetch<K>(memory, from, plan.feats, own.count, own.width);
+    const auto feats = fetch<K>(memory, from, plan.feats, own.count, own.width, &arrivals);
     fill_weights<Cell>(weights, p, own);
-    wait_for_words();
-    __syncthreads();
+    arrivals.wait();
     T* out = static_cast<T*>(p.out) + own.n * p.F + own.f;
     const unsigned step = plan.feats.step[1], along = plan.feats.step[2];
     each_element(own.count, own.width, [&](int i, int n, int f) {
@@ -151,21 +175,23 @@ __global__ void __launch_bounds__(kMostThreads) forward_by_point(MultilinearPara
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
     extern __shared__ __align__(128) char memory[];
-    const Own own(p, plan);
+    __shared__ Arrivals arrivals;
+    arrivals.prepare();
+    const Own own(p, plan, blockIdx.x);
     const T* from =
         static_cast<const T*>(p.feats) + own.n * p.feats_stride[0] + own.f * p.feats_stride[2];
-    const auto feats = fetch<K>(memory, from, plan.feats, own.count, own.width);
+    const auto feats = fetch<K>(memory, from, plan.feats, own.count, own.width, &arrivals);
     const int lanes = 1 << plan.log_lanes, lane = threadIdx.x & (lanes - 1);
     const unsigned along = plan.feats.step[2];
     T* out = static_cast<T*>(p.out) + own.n * p.F + own.f;
-    wait_for_words();
-    __syncthreads();
+    arrivals.wait();
     for (int n = threadIdx.x >> plan.log_lanes; n < own.count; n += blockDim.x >> plan.log_lanes) {
         const Position<Cell, A> at(p, own.n + n);
+        const auto rows = feats.point(n);
         A weight[K];
         int row[K];
 #pragma unroll
-        for (int k = 0; k < K; ++k) weight[k] = at.weight(k), row[k] = feats.row(n, k);
+        for (int k = 0; k < K; ++k) weight[k] = at.weight(k), row[k] = rows.row(k);
         for (int f = lane; f < own.width; f += lanes) {
             A acc = 0;
 #pragma unroll
@@ -203,15 +229,15 @@ __device__ inline void store_rows(T* to, char* from, const Rows& rows, int64_t F
         }
 }
 
-/// The gradient to feats alone.
+/// The gradient to feats in the `block`-th tile.
 template <typename Cell, typename T>
-__global__ void __launch_bounds__(kMostThreads) backward(MultilinearParams p, Plan plan) {
+__device__ inline void gradients(const MultilinearParams& p, const Plan& plan, unsigned block,
+                                 char* memory) {
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
-    extern __shared__ __align__(128) char memory[];
     char* grads = memory + plan.bytes;
     A* weights = reinterpret_cast<A*>(grads + plan.grad_out.bytes);
-    const Own own(p, plan);
+    const Own own(p, plan, block);
     const T* from = static_cast<const T*>(p.grad_out) + own.n * p.grad_out_stride[0] +
                     own.f * p.grad_out_stride[1];
     const bool here = plan.grad_out.kind != kNone;
@@ -224,198 +250,63 @@ __global__ void __launch_bounds__(kMostThreads) backward(MultilinearParams p, Pl
     const Rows rows{plan.pitch, unsigned(reinterpret_cast<uintptr_t>(to)),
                     unsigned(p.F * sizeof(T))};
     const bool whole = plan.one_run;
-    each_element(own.count, own.width, [&](int, int n, int f) {
-        const T* g = here ? element<T>(grads, grad_out.row(n, 0) + f * plan.grad_out.step[2])
-                          : from + n * p.grad_out_stride[0] + f * p.grad_out_stride[1];
-        const A value = value_of(*g, p.dtype);
-        const int at = (n * K * own.width + f) * int(sizeof(T));
+    const auto put = [&](auto neighbours) {
+        constexpr int E = neighbours;
+        each_element(own.count, own.width / E, [&](int, int n, int i) {
+            const int f = i * E;
+            A value[E];
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-            const int row =
-                whole ? at + k * own.width * int(sizeof(T)) : rows.row(k) + f * int(sizeof(T));
-            *element<T>(memory, row) = stored<T>(weights[n * K + k] * value, p.dtype);
-        }
-    });
+            for (int e = 0; e < E; ++e) {
+                const T* g =
+                    here ? element<T>(grads, grad_out.row(n, 0) + (f + e) * plan.grad_out.step[2])
+                         : from + n * p.grad_out_stride[0] + (f + e) * p.grad_out_stride[1];
+                value[e] = value_of(*g, p.dtype);
+            }
+            const int at = (n * K * own.width + f) * int(sizeof(T));
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const int row =
+                    whole ? at + k * own.width * int(sizeof(T)) : rows.row(k) + f * int(sizeof(T));
+                Vector<T, E> x;
+#pragma unroll
+                for (int e = 0; e < E; ++e)
+                    x.at[e] = stored<T>(weights[n * K + k] * value[e], p.dtype);
+                *element<Vector<T, E>>(memory, row) = x;
+            }
+        });
+    };
+    // Pairs, where every row begins with one.
+    if (whole && p.F % 2 == 0 && sizeof(T) < 8)
+        put(std::integral_constant<int, sizeof(T) < 8 ? 2 : 1>());
+    else
+        put(std::integral_constant<int, 1>());
     if (whole) return store_run(to, element<T>(memory, 0), own.count * K * own.width);
     __syncthreads();
     store_rows<K>(to, memory, rows, p.F, own.width);
 }
 
-/// Values by corner, each moved on by `by` places.
-template <int K, typename A>
-__device__ inline void turn(A (&values)[K], int by) {
-#pragma unroll
-    for (int step = 1; step < K; step *= 2) {
-        A moved[K];
-#pragma unroll
-        for (int k = 0; k < K; ++k) moved[k] = values[(k + K - step) % K];
-#pragma unroll
-        for (int k = 0; k < K; ++k) values[k] = by & step ? moved[k] : values[k];
-    }
-}
-
-/// sum_k slope_k,axis * dot[k], an axis folded at a time: 7 steps where D is 3, and not 24
-/// products.
-template <typename Cell, typename A>
-__device__ inline A fold(const Position<Cell, A>& at, const A* dot, int axis) {
-    A sums[1 << Cell::D];
-#pragma unroll
-    for (int k = 0; k < 1 << Cell::D; ++k) sums[k] = dot[k];
-#pragma unroll
-    for (int bit = Cell::D - 1; bit >= 0; --bit)
-#pragma unroll
-        for (int d = 0; d < Cell::D; ++d)
-            if (Cell::bit(d) == bit)
-#pragma unroll
-                for (int k = 0; k < 1 << bit; ++k)
-                    sums[k] = d == axis ? A(0.5) * (sums[k + (1 << bit)] - sums[k])
-                                        : at.low[d] * sums[k] + at.high[d] * sums[k + (1 << bit)];
-    return sums[0];
-}
-
-/// The gradient to points, and to feats where it is asked for, so that feats and grad_out are read
-/// once. E neighbouring features at a time, of which every row has a multiple. A point is one
-/// thread's, or as few threads' as tiles allow: what each does beside its features counts. Their
-/// cells are some multiple of 8 words apart, so neighbouring points begin at corners of their own:
-/// they meet no bank twice where a row is an odd number of words, each at the next corner, nor
-/// where rows are multiples of 16 bytes and threads side by side take those.
-template <typename Cell, typename T, int E>
-__global__ void __launch_bounds__(kSumThreads, kSumBlocks)
-    backward_both(MultilinearParams p, Plan plan) {
-    using A = Acc<T>;
-    constexpr int D = Cell::D, K = 1 << D, kWarps = kSumThreads / 32, kSize = sizeof(T);
+template <typename Cell, typename T>
+__global__ void __launch_bounds__(kMostThreads) backward(MultilinearParams p, Plan plan) {
     extern __shared__ __align__(128) char memory[];
-    __shared__ A parts[kWarps][D];
-    char* grads = memory + plan.feats.bytes;
-    A* places = reinterpret_cast<A*>(grads + plan.grad_out.bytes);
-    const int64_t first = int64_t(blockIdx.x) * plan.points;
-    const int count = p.N - first < plan.points ? int(p.N - first) : plan.points;
-    char* result = plan.in_place ? memory : grads + plan.grad_out.bytes + places_bytes<A>(plan, D);
-    for (int i = threadIdx.x; i < count * D; i += blockDim.x)
-        places[i] = load_as<A>(p.points_dtype, p.points,
-                               (first + i / D) * p.points_stride[0] + i % D * p.points_stride[1]);
-    const int lanes = 1 << plan.log_lanes, lane = threadIdx.x & (lanes - 1);
-    const int own = threadIdx.x >> plan.log_lanes;
-    const bool here = plan.grad_out.kind != kNone;
-    const int64_t along = p.grad_out_stride[1] * kSize;
-    // Threads past the last point do its work again: the sums below need whole warps.
-    const int n = own < count ? own : count - 1;
-    const int first_corner = (plan.regular ? n : n * K / (E * kSize == 8 ? 16 : 32)) % K;
-    A dot[K] = {};
-    for (int f0 = 0; f0 < p.F; f0 += plan.width) {
-        const int width = p.F - f0 < plan.width ? int(p.F - f0) : plan.width;
-        const T* from =
-            static_cast<const T*>(p.feats) + first * p.feats_stride[0] + f0 * p.feats_stride[2];
-        const T* grad_from = static_cast<const T*>(p.grad_out) + first * p.grad_out_stride[0] +
-                             f0 * p.grad_out_stride[1];
-        const auto feats = fetch<K>(memory, from, plan.feats, count, width);
-        Placed<1> grad_out{};
-        if (here) grad_out = fetch<1>(grads, grad_from, plan.grad_out, count, width);
-        wait_for_words();
-        __syncthreads();
-        T* to = static_cast<T*>(p.grad_feats) + first * K * p.F + f0;
-        const Rows rows{plan.pitch, unsigned(reinterpret_cast<uintptr_t>(to)),
-                        unsigned(p.F * kSize)};
-        const char* row[K];
-#pragma unroll
-        for (int k = 0; k < K; ++k) row[k] = memory + feats.row(n, (k + first_corner) % K);
-        const char* grad_row =
-            here ? grads + grad_out.row(n, 0)
-                 : reinterpret_cast<const char*>(grad_from + n * p.grad_out_stride[0]);
-        const auto gradient = [&](int f) {
-            Vector<T, E> x;
-            if (along == kSize)
-                x = *reinterpret_cast<const Vector<T, E>*>(grad_row + f * kSize);
-            else
-#pragma unroll
-                for (int e = 0; e < E; ++e)
-                    x.at[e] = *reinterpret_cast<const T*>(grad_row + (f + e) * along);
-            Vector<A, E> g;
-#pragma unroll
-            for (int e = 0; e < E; ++e) g.at[e] = value_of(x.at[e], p.dtype);
-            return g;
-        };
-        const int begin = own < count ? lane * E : width, stride = lanes * E;
-        if (!p.grad_feats) {
-#pragma unroll 2
-            for (int f = begin; f < width; f += stride) {
-                const Vector<A, E> g = gradient(f);
-#pragma unroll
-                for (int k = 0; k < K; ++k) {
-                    const auto x = *reinterpret_cast<const Vector<T, E>*>(row[k] + f * kSize);
-#pragma unroll
-                    for (int e = 0; e < E; ++e) dot[k] += g.at[e] * value_of(x.at[e], p.dtype);
-                }
-            }
-        } else {
-            const Position<Cell, A> at(places + n * D);
-            A weight[K];
-#pragma unroll
-            for (int k = 0; k < K; ++k) weight[k] = at.weight(k);
-            turn(weight, K - first_corner);
-            char* into[K];
-#pragma unroll
-            for (int k = 0; k < K; ++k) {
-                const int corner = (k + first_corner) % K;
-                into[k] =
-                    result + (plan.one_run ? (n * K + corner) * width * kSize : rows.row(corner));
-            }
-            for (int f = begin; f < width; f += stride) {
-                const Vector<A, E> g = gradient(f);
-#pragma unroll
-                for (int k = 0; k < K; ++k) {
-                    auto x = *reinterpret_cast<const Vector<T, E>*>(row[k] + f * kSize);
-#pragma unroll
-                    for (int e = 0; e < E; ++e) {
-                        dot[k] += g.at[e] * value_of(x.at[e], p.dtype);
-                        x.at[e] = stored<T>(weight[k] * g.at[e], p.dtype);
-                    }
-                    *reinterpret_cast<Vector<T, E>*>(into[k] + f * kSize) = x;
-                }
-            }
-        }
-        const bool last = f0 + width >= p.F;
-        if (last) {
-            turn(dot, first_corner);
-            const Position<Cell, A> at(places + n * D);
-#pragma unroll
-            for (int axis = 0; axis < D; ++axis) {
-                A sum = fold(at, dot, axis);
-                for (int mask = (lanes < 32 ? lanes : 32) / 2; mask > 0; mask /= 2)
-                    sum += __shfl_xor_sync(~0u, sum, mask);
-                if (lanes > 32) {
-                    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][axis] = sum;
-                } else if (own < count && lane == 0) {
-                    store_as<A>(p.points_dtype, p.grad_points, (first + n) * D + axis, sum);
-                }
-            }
-        }
-        if (p.grad_feats && plan.one_run)
-            store_run(to, element<T>(result, 0), count * K * width);
-        else
-            __syncthreads();
-        if (last && lanes > 32 && threadIdx.x < D) {
-            A sum = 0;
-            for (int w = 0; w < blockDim.x / 32; ++w) sum += parts[w][threadIdx.x];
-            store_as<A>(p.points_dtype, p.grad_points, first * D + threadIdx.x, sum);
-        }
-        if (p.grad_feats && !plan.one_run) {
-            store_rows<K>(to, result, rows, p.F, width);
-            __syncthreads();
-        }
-    }
+    gradients<Cell, T>(p, plan, blockIdx.x, memory);
 }
 
-template <typename Kernel>
-inline const char* launch(Kernel kernel, const MultilinearParams& p, const Tiling& tiling,
-                          int64_t blocks, int memory, cudaStream_t stream) {
-    const Plan& plan = tiling.plan;
-    memory += plan.feats.bytes + plan.grad_out.bytes + plan.bytes;
+/// Starts a kernel of tiles, with so much shared memory.
+template <typename Kernel, typename... Args>
+inline const char* start(Kernel kernel, int64_t blocks, int threads, int memory,
+                         cudaStream_t stream, const Args&... args) {
     if (blocks > 0x7fffffff) return "more points than one CUDA grid can hold";
     if (memory > 47 * 1024)  // beside what the kernel has of its own, up to 48 need no leave
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
-    kernel<<<unsigned(blocks), tiling.threads, memory, stream>>>(p, plan);
+    kernel<<<unsigned(blocks), threads, memory, stream>>>(args...);
     return launch_error();
+}
+
+/// Of a tile of a forward or of the gradient to feats: the shared memory that it takes.
+template <typename Cell, typename T>
+inline int memory_of(const Plan& plan) {
+    return plan.feats.bytes + plan.grad_out.bytes + plan.bytes +
+           plan.points * (1 << Cell::D) * int(sizeof(Acc<T>));
 }
 
 /// Forward, or the gradient to feats alone.
@@ -423,20 +314,12 @@ template <typename Cell, typename T>
 inline const char* launch(const MultilinearParams& p, const Tiling& tiling, cudaStream_t stream) {
     const Plan& plan = tiling.plan;
     const int64_t blocks = ceil_div(p.N, plan.points) * plan.chunks;
-    const int weights = plan.points * (1 << Cell::D) * int(sizeof(Acc<T>));
+    const int memory = memory_of<Cell, T>(plan);
     if constexpr (sizeof(T) < 8)
         if (p.out)
-            return launch(plan.log_lanes ? forward_by_point<Cell, T> : forward<Cell, T>, p, tiling,
-                          blocks, weights, stream);
-    return launch(backward<Cell, Stored<T>>, p, tiling, blocks, weights, stream);
-}
-
-/// The gradient to points, and to feats where it is asked for.
-template <typename Cell, typename T, int E>
-inline const char* launch_sums(const MultilinearParams& p, const Tiling& tiling,
-                               cudaStream_t stream) {
-    return launch(backward_both<Cell, T, E>, p, tiling, ceil_div(p.N, tiling.plan.points),
-                  places_bytes<Acc<T>>(tiling.plan, Cell::D), stream);
+            return start(plan.log_lanes ? forward_by_point<Cell, T> : forward<Cell, T>, blocks,
+                         tiling.threads, memory, stream, p, plan);
+    return start(backward<Cell, Stored<T>>, blocks, tiling.threads, memory, stream, p, plan);
 }
 
 }  // namespace tiles

@@ -3,6 +3,7 @@
 // where every row is a whole number of them; 1 where what a tile would take lies too far apart.
 #pragma once
 #include "multilinear.h"
+#include "multilinear_points.cuh"
 #include "short.cuh"
 #include "vector.cuh"
 
@@ -46,10 +47,12 @@ __global__ void __launch_bounds__(kThreads) backward_both(MultilinearParams p, i
     // warps.
     const int64_t own = int64_t(blockIdx.x) * (kThreads / columns) + threadIdx.x / columns;
     const int64_t n = own < p.N ? own : p.N - 1;
-    const Position<Cell, A> at(p, n);
+    A place[Cell::D];
+    load_point(p, n, place);
     const T* feats = static_cast<const T*>(p.feats) + n * p.feats_stride[0];
     const T* grad_out = static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0];
     A dot[K] = {};  // of grad_out with each corner's features
+#pragma unroll 1
     for (int64_t f = threadIdx.x % columns * V; f < p.F; f += columns * V) {
         Vector<T, V> corner[K];
 #pragma unroll
@@ -71,24 +74,38 @@ __global__ void __launch_bounds__(kThreads) backward_both(MultilinearParams p, i
             for (int i = 0; i < V; ++i) dot[k] += g[i] * value_of(corner[k].at[i], p.dtype);
         if (p.grad_feats && own == n) {
             T* grad_feats = static_cast<T*>(p.grad_feats) + n * K * p.F + f;
+            const Position<Cell, A> at(place);
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 const A w = at.weight(k);
 #pragma unroll
                 for (int i = 0; i < V; ++i) corner[k].at[i] = stored<T>(w * g[i], p.dtype);
-                store_vector(grad_feats + k * p.F, corner[k]);
+            }
+            if (V == 1 && p.F == 1) {  // neighbours: single ones would reach memory in parts
+                constexpr int kWord = K * sizeof(T) < 16 ? K : 16 / sizeof(T);
+#pragma unroll
+                for (int k = 0; k < K; k += kWord) {
+                    Vector<T, kWord> word;
+#pragma unroll
+                    for (int i = 0; i < kWord; ++i) word.at[i] = corner[k + i].at[0];
+                    store_vector(grad_feats + k, word);
+                }
+            } else {
+#pragma unroll
+                for (int k = 0; k < K; ++k) store_vector(grad_feats + k * p.F, corner[k]);
             }
         }
     }
+    const Position<Cell, A> at(place);
+    A sums[Cell::D] = {};
 #pragma unroll
     for (int axis = 0; axis < Cell::D; ++axis) {
-        A sum = 0;
 #pragma unroll
-        for (int k = 0; k < K; ++k) sum += at.slope(k, axis) * dot[k];
-        for (int mask = columns / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
-        if (own == n && threadIdx.x % columns == 0)
-            store_as<A>(p.points_dtype, p.grad_points, n * Cell::D + axis, sum);
+        for (int k = 0; k < K; ++k) sums[axis] += at.slope(k, axis) * dot[k];
+        for (int mask = columns / 2; mask > 0; mask /= 2)
+            sums[axis] += __shfl_xor_sync(~0u, sums[axis], mask);
     }
+    if (own == n && threadIdx.x % columns == 0) store_gradient(p, n, sums);
 }
 
 constexpr int kFlatVectors = 2;  // to a thread

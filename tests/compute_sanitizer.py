@@ -10,6 +10,7 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 import loader
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+MASKS = ((True, False), (False, True), (True, True))
 
 
 def main():
@@ -20,7 +21,18 @@ def main():
                 feats = torch.rand(131, 2**D, F, device="cuda").to(dtype)
                 points = torch.rand(131, D, device="cuda") * 2 - 1
                 out = getattr(loader, name)(feats, points)
-                for mask in ((True, False), (False, True), (True, True)):
+                for mask in MASKS:
+                    getattr(loader, name + "_bw")(out, feats, points, mask)
+            for F, misaligned in product((5, 18, 75, 700), (True, False)):  # tiles of a larger call
+                N, K = 5_000_000 // (2**D * F * dtype.itemsize), 2**D
+                room = torch.rand(N * (K + 2) * F, device="cuda").to(dtype)
+                if misaligned:
+                    feats = room[1 : 1 + N * K * F].view(N, K, F)
+                else:
+                    feats = room.view(N, K + 2, F)[:, 1:-1]
+                points = torch.rand(N, D, device="cuda") * 2 - 1
+                out = getattr(loader, name)(feats, points)
+                for mask in MASKS:
                     getattr(loader, name + "_bw")(out, feats, points, mask)
     for dtype in DTYPES:
         x = torch.rand(1001, device="cuda").to(dtype)
