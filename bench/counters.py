@@ -2,6 +2,7 @@
 
     python -m loader bench counters [OPERATOR ...] [--seed S] [--cases K]
 
+What the same day kept of other operators, all else alike, stays: a run may be of one at a time.
 Cases are those of `bench sweep`, drawn at random; of each operator the first K that move at least
 `--least` bytes. NVIDIA's `ncu` measures every kernel of a call: how busy memory, the L2 cache, the
 load and store units, the issue slots and the arithmetic pipes were, in percent of what they could
@@ -204,6 +205,16 @@ def table(record: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def beside(facts: dict, rows: list[dict], path: Path) -> tuple[dict, list[dict]]:
+    """Add what a run of other operators has kept there, if it was alike in all else."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if any(kept.get(name) != facts[name] for name in facts.keys() - {"sources"}):
+        return facts, rows
+    others = {name: key for name, key in kept["sources"].items() if name not in facts["sources"]}
+    rows = [row for row in kept["rows"] if row["operator"] in others] + rows
+    return {**facts, "sources": others | facts["sources"]}, rows
+
+
 def main(arguments=None) -> None:
     """Build, measure, print and keep."""
     parser = harness.parser("counters", 1, "2 cases of each")
@@ -229,4 +240,5 @@ def main(arguments=None) -> None:
         sys.exit(f"counters: {error}")
     facts = harness.circumstances("cuda", options.operators)
     facts |= {"seed": options.seed, "cases": options.cases, "least": options.least}
+    facts, rows = beside(facts, rows, (options.results or harness.RESULTS) / "counters_cuda.json")
     print(f"kept in {harness.keep('counters', 'cuda', facts, rows, options.results)}")

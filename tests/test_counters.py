@@ -1,5 +1,6 @@
 """`bench counters`: what it makes of ncu's table, and what it says where there is none."""
 
+import json
 import os
 import subprocess
 import sys
@@ -45,6 +46,19 @@ def test_the_table_counts_what_binds():
     record["sources"] = {"square": "another"}
     assert "sources of square have changed since" in counters.table(record)
     assert "| `square` | forward | 35 | 90 | DRAM in 1 of 2, latency in 1 of 2 |" in text
+
+
+def test_a_run_of_one_operator_keeps_the_others_of_one_like_it(tmp_path):
+    path = tmp_path / "counters_cuda.json"
+    first = {"date": "today", "seed": 3, "sources": {"square": "a", "add2": "b"}}
+    rows = [{"operator": "square", "us": 1}, {"operator": "add2", "us": 2}]
+    assert counters.beside(first, rows, path) == (first, rows)
+    path.write_text(json.dumps(first | {"rows": rows}))
+    again = {"date": "today", "seed": 3, "sources": {"square": "c"}}
+    facts, both = counters.beside(again, [{"operator": "square", "us": 3}], path)
+    assert facts["sources"] == {"add2": "b", "square": "c"}
+    assert both == [{"operator": "add2", "us": 2}, {"operator": "square", "us": 3}]
+    assert counters.beside(again | {"seed": 4}, [], path) == (again | {"seed": 4}, [])
 
 
 def fake(tmp_path, said, status=0):
