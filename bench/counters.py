@@ -239,6 +239,6 @@ def main(arguments=None) -> None:
     except RuntimeError as error:
         sys.exit(f"counters: {error}")
     facts = harness.circumstances("cuda", options.operators)
-    facts |= {"seed": options.seed, "cases": options.cases, "least": options.least}
+    facts |= {name: getattr(options, name) for name in ("seed", "cases", "least", "largest")}
     facts, rows = beside(facts, rows, (options.results or harness.RESULTS) / "counters_cuda.json")
     print(f"kept in {harness.keep('counters', 'cuda', facts, rows, options.results)}")
