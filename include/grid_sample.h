@@ -85,6 +85,7 @@ struct GridSampleParams {
     HD Window window(int axis) const { return {first[axis], size[axis], whole[axis]}; }
 };
 
+struct PixelRuns;
 struct GridSampleJob;
 struct GridSampleRows;
 struct Fields;
@@ -104,6 +105,9 @@ OCTET_KERNEL const char* grid_sample_backward_16bit(GridSampleJob& job, int V, C
 OCTET_KERNEL const char* grid_sample_forward_double(GridSampleJob& job, int V, CUstream_st* stream);
 OCTET_KERNEL const char* grid_sample_backward_double(GridSampleJob& job, int V,
                                                      CUstream_st* stream);
+/// The gradient to an input of 16 bits, by runs of pixels.
+OCTET_KERNEL const char* grid_sample_pixel_runs(const GridSampleJob& job, const PixelRuns& runs,
+                                                CUstream_st* stream);
 /// Null, or the error's text.
 OCTET_KERNEL const char* grid_sample_rows_cuda(const GridSampleRows* p, void* stream);
 /// Points [begin, end) of all images.
@@ -120,6 +124,7 @@ struct GridSampleRest {
     decltype(&grid_sample_backward_16bit) backward_16bit;
     decltype(&grid_sample_forward_double) forward_double;
     decltype(&grid_sample_backward_double) backward_double;
+    decltype(&grid_sample_pixel_runs) pixel_runs;
     decltype(&grid_sample_rows_cpu) rows_cpu;
     decltype(&grid_sample_rows_cuda) rows_cuda;
 };

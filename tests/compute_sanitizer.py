@@ -110,6 +110,19 @@ def grids():
                 torch.use_deterministic_algorithms(fixed)
                 torch.autograd.grad(slopes, leaves, slopes, retain_graph=True)
             torch.use_deterministic_algorithms(False)
+    for D, last in product((2, 3), (False, True)):  # sums in shared memory
+        format = (torch.channels_last, torch.channels_last_3d)[D - 2]
+        format = format if last else torch.contiguous_format
+        for size, points, dtype in (
+            ((3, 11, 13, 9)[: D + 1], 1_500_000, torch.float32),
+            (((3, 3601, 3709) if D == 2 else (3, 240, 231, 243)), 120_000, torch.float16),
+        ):
+            image = torch.rand(1, *size, device="cuda").to(dtype)
+            image = image.contiguous(memory_format=format)
+            for spread in (1.0, 1e-3):  # anywhere, or crowded
+                grid = torch.rand(1, points, *[1] * (D - 1), D, device="cuda") * spread * 2.2 - 1.1
+                out = torch.rand(1, 3, points, *[1] * (D - 1), device="cuda").to(dtype)
+                loader.grid_sample_bw(out, image, grid.to(dtype), output_mask=(True, True))
 
 
 if __name__ == "__main__":

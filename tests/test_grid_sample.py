@@ -562,6 +562,85 @@ def mostly_close(ours, theirs, pixels):
     assert off.float().mean() < 0.01
 
 
+def places(path, B, points, dims, device):
+    """(B, points, 1[, 1], dims): anywhere, beside each other, or nearly all in one place; some at
+    borders, beyond them and nowhere.
+    """
+    at = torch.rand(B, points, dims, device=device) * 2.2 - 1.1
+    if path == "in order":
+        at = at.sort(1).values
+    if path == "crowded":
+        at[:, points // 16 :] = 0.3 + 0.01 * at[:, points // 16 :]
+    strange = torch.tensor([1.0, -1.0, 0.0, math.nan, math.inf, -3.0], device=device)
+    at[:, torch.arange(len(strange)) * (points // len(strange)), 0] = strange
+    return at.view(B, points, *[1] * (dims - 1), dims)
+
+
+def check_gradients(input, grid, padding, expected_by):
+    """Both gradients, alone and together, against those that `expected_by` gives."""
+    grad_out = torch.rand(*input.shape[:2], *grid.shape[1:-1], device=input.device).to(input.dtype)
+    expected = expected_by(grad_out, input, grid, padding)
+    for mask in ((True, False), (True, True)):
+        found = grid_sample_bw(grad_out, input, grid, padding_mode=padding, output_mask=mask)
+        to_input = found[0] if mask[1] else found
+        rtol = 2e-5 if input.dtype == torch.float32 else 1.01 * torch.finfo(input.dtype).eps
+        assert_close(to_input.to(expected[0]), expected[0], rtol=rtol, atol=1e-5)
+        if mask[1]:
+            mostly_close(found[1], expected[1].float(), max(input.shape[2:]))
+
+
+def by_torch(grad_out, input, grid, padding):
+    """By PyTorch in float64."""
+    leaves = [x.double().requires_grad_() for x in (input, grid)]
+    out = F.grid_sample(*leaves, padding_mode=padding, align_corners=False)
+    return torch.autograd.grad(out, leaves, grad_out.double())
+
+
+def in_float32(*tensors_and_padding):
+    """By the kernels for float32, which find the same places."""
+    *tensors, padding = tensors_and_padding
+    tensors = [x.float() for x in tensors]
+    return grid_sample_bw(*tensors, padding_mode=padding, output_mask=(True, True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["anywhere", "in order"])
+@pytest.mark.parametrize("dtype, C", [(torch.float32, 1), (torch.float32, 3), (torch.float16, 2)])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_many_points_of_few_pixels(dims, dtype, C, path):
+    """Where neighbouring points lie apart, a GPU sums in shared memory."""
+    for padding, last in (("zeros", False), ("border", True), ("reflection", False)):
+        input, _ = sample((2, C, *(7, 19, 23)[-dims:]), (1,) * dims, "cuda", dtype)
+        input = input.contiguous(memory_format=LAST[dims]) if last else input
+        grid = places(path, 2, (2_200_000 if dims == 2 else 1_100_000) // C, dims, "cuda")
+        check_gradients(input, grid.to(dtype), padding, by_torch)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["anywhere", "in order", "crowded"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "size, last",
+    [
+        ((1, 3, 3601, 3709), False),
+        ((1, 3, 3601, 3709), True),
+        ((5, 1, 2200, 3401), False),
+        ((2, 1, 300, 281, 273), False),
+        ((1, 2, 300, 281, 273), True),
+        ((1, 5, 199, 231, 207), False),
+    ],
+)
+def test_few_points_of_far_more_pixels(size, last, dtype, path):
+    """A GPU sums runs of pixels in shared memory, unless too many points add to one of them."""
+    dims = len(size) - 2
+    input = torch.rand(size, device="cuda").to(dtype)
+    input = input.contiguous(memory_format=LAST[dims]) if last else input
+    for padding, share in (("zeros", 45), ("border", 80), ("reflection", 110)):
+        points = math.prod(size[2:]) // share
+        grid = places(path, size[0], points, dims, "cuda").to(dtype)
+        check_gradients(input, grid, padding, in_float32)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(

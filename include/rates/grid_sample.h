@@ -33,6 +33,13 @@ struct GridSampleGradientRates {
     double last = 1.5;  // more, of the share of a sector that channels side by side use
     double turn_sums = 2.2, add = 3;       // times as much, where gradients are summed
     double least = 100, least_sums = 500;  // a look pays where scattered points take so long
+    int64_t field = 110000;   // bytes of a channel's sums in shared memory, of two blocks to an SM
+    double field_adds = 512;  // to each pixel, and in all, from where that is worth a look
+    double field_least = 1.6e7;
+    float field_few = 6;     // sectors that 32 points lie in, from where it pays
+    double passes = 1.6e-6;  // of an element in 16 bits, in float, beyond writing it;
+    double listed = 1e-4;    // and of a point in the lists of runs of pixels,
+    double lists = 12;       // and of launching what makes these
     double look = 2;  // sectors that 32 points lie in: where turning pays below, none is needed
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;

@@ -1,6 +1,7 @@
 // grid_sample's backward kernels; see linear_backward.cuh and general.cuh.
-#include "linear_backward.cuh"
+#include "field.cuh"
 
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream) {
+    if (job.field) return launch_field<float>(job, job.field, stream);
     return (V == 4 ? launch_backward<float, 4> : launch_backward<float, 1>)(job, stream);
 }

@@ -1,6 +1,6 @@
 // grid_sample's backward kernels for 16-bit elements; see linear_backward.cuh
 // and general.cuh.
-#include "linear_backward.cuh"
+#include "field.cuh"
 
 template <typename T>
 const char* backward(GridSampleJob& job, int V, cudaStream_t stream) {
@@ -8,5 +8,6 @@ const char* backward(GridSampleJob& job, int V, cudaStream_t stream) {
 }
 
 const char* grid_sample_backward_16bit(GridSampleJob& job, int V, cudaStream_t stream) {
+    if (job.field) return launch_field<Short>(job, job.field, stream);
     return (job.p.dtype == DType::kHalf ? backward<Half> : backward<BFloat16>)(job, V, stream);
 }

@@ -59,6 +59,7 @@ struct GridSampleJob {
             return axes[d];
     }
 
+    int field;          // channels whose sums shared memory holds at a time; 0: none
     const int* choice;  // in device memory: the launch works where it is `chosen`; null: always
     int chosen;
 };

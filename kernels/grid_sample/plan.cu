@@ -1,6 +1,7 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
 // linear_backward.cuh (general.cuh: bicubic images, deterministic, second derivatives, fields of
-// more than 2^30 pixels; cubic.rest.cu: bicubic volumes and second derivatives).
+// more than 2^30 pixels; cubic.rest.cu: bicubic volumes and second derivatives; field.cuh and
+// pixel_runs.rest.cu: gradients that are summed in shared memory).
 //
 // Bytes that must move (float32), for P points of C channels in a volume of V voxels: forward
 // 4 (P (D + C) + min(V, 2^D P) C), but a voxel is fetched in sectors of 32 bytes. Channels last, a
@@ -184,7 +185,7 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     job.sum_dtype = p.dtype;
     if (plan.fixed) {
         begin_fixed(job, scratch, plan.sum_bytes, stream);
-    } else if (p.grad_input) {
+    } else if (p.grad_input && !plan.runs) {
         int64_t bytes = p.B * p.C * voxel_count(p) * element_size(p.dtype);
         if (plan.sums) {
             p.grad_input = scratch + plan.copy_bytes;
@@ -195,6 +196,16 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
         if ((error = zero(p.grad_input, bytes, choice, processors, stream))) return error;
     }
     set_points(job, plan);
+    if (plan.field || plan.runs) {  // pixels in the order of their numbers
+        const int step[] = {p.size[2] * p.size[1], p.size[2], 1};
+        std::copy_n(step, 3, job.sums.step);
+    }
+    job.field = plan.field;
+    if (plan.runs) {
+        PixelRuns runs = runs_of(p);
+        runs.place(p.scratch, taps_of(p));
+        return p.rest->pixel_runs(job, runs, stream);
+    }
     // The kernels for small offsets write these zeros on their way: one launch less.
     if (flat && p.grad_grid && job.general && (error = zero_grid())) return error;
     const bool exact = p.dtype == DType::kDouble;
@@ -225,6 +236,19 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     }
 }
 
+/// Both gradients by kernels of their own, as `plan` is that of kernels that make no other than
+/// that to the input.
+const char* run_apart(const GridSampleParams& p, const Plan& plan, Choice choice, int processors,
+                      cudaStream_t stream) {
+    GridSampleParams to_grid = p, to_input = p;
+    to_grid.grad_input = nullptr, to_input.grad_grid = nullptr;
+    if (p.grad_grid) {
+        const char* error = run(to_grid, plan_of(to_grid, false), choice, processors, stream);
+        if (error) return error;
+    }
+    return run(to_input, plan, choice, processors, stream);
+}
+
 }  // namespace
 
 int64_t grid_sample_scratch_cuda(const GridSampleParams* p) {
@@ -237,6 +261,11 @@ int64_t grid_sample_scratch_cuda(const GridSampleParams* p) {
 
 static void tell(const GridSampleParams& p, const Plans& plans) {
     static const char* const names[] = {"as it is", "channels turned last", "a look at the points"};
+    if (plans.turned.field || plans.turned.runs) {
+        tell_choice("grid_sample", "sums of the gradient to input", names[Plans::kProbe],
+                    plans.why);
+        return;
+    }
     tell_choice("grid_sample", p.grad_out ? "layout, of gradients" : "layout", names[plans.take],
                 plans.why,
                 {{names[Plans::kTurned], plans.turning},
@@ -254,11 +283,18 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     if (plans.take != Plans::kProbe)
         return run(*p, plans.take == Plans::kTurned ? plans.turned : plans.plain, {}, processors,
                    stream);
+    int* const choice = static_cast<int*>(p->scratch);
+    if (plans.turned.runs) {  // which choose the other way where points crowd
+        if (const char* error = run_apart(*p, plans.turned, {}, processors, stream)) return error;
+        GridSampleParams to_input = *p;
+        to_input.grad_grid = nullptr;
+        return run(to_input, plan_of(to_input, false), {choice, 1}, processors, stream);
+    }
     GridSampleJob job{*p};
     set_points(job, plans.plain);
-    int* const choice = static_cast<int*>(p->scratch);
     (p->D == 3 ? probe_kernel<3> : probe_kernel<2>)<<<1, 1024, 0, stream>>>(job, plans.few, choice);
     if (const char* error = launch_error()) return error;
     if (const char* error = run(*p, plans.plain, {choice, 0}, processors, stream)) return error;
-    return run(*p, plans.turned, {choice, 1}, processors, stream);
+    return (plans.turned.field ? run_apart : run)(*p, plans.turned, {choice, 1}, processors,
+                                                  stream);
 }

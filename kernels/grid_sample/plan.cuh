@@ -7,6 +7,7 @@
 #include "choices.h"
 #include "fixed_point.cuh"
 #include "job.cuh"
+#include "pixel_runs.cuh"
 #include "rates/grid_sample.h"
 
 namespace {
@@ -73,6 +74,8 @@ struct Plan {
     bool sums = false;   // of the gradient to the input, in float, channels last
     bool order = false;  // or in the order of the gradient itself
     bool fixed = false;  // or in fixed point, in the order of the gradient itself
+    int field = 0;       // or in shared memory, of so many whole channels at a time
+    bool runs = false;   // or of runs of pixels
     int V = 1;           // channels at a time
     int64_t pad = 0;     // channels of a copy or of sums
     int64_t copy_bytes = 0, sum_bytes = 0;
@@ -111,6 +114,61 @@ bool reads_input(const GridSampleParams& p) {
     return p.grad_grid && p.interpolation != Interpolation::kNearest;
 }
 
+int log2_of(int64_t x) {
+    int log2 = 0;
+    while (2 << log2 <= x) ++log2;
+    return log2;
+}
+
+/// What a list of the taps of all points would hold.
+int64_t taps_of(const GridSampleParams& p) { return p.B * p.P << p.D; }
+
+/// Channels whose sums shared memory holds at a time, where that may be quicker than sums in
+/// memory; else 0.
+int field_channels(const GridSampleParams& p) {
+    constexpr auto r = kGridSampleGradientRates;
+    const int64_t bytes = voxel_count(p) * 4;
+    // Of more channels words of four are as quick, which those of float32 have to be turned for.
+    const bool few = p.C <= (element_size(p.dtype) == 2 ? 2 : 3) && p.dtype != DType::kDouble;
+    if (!few || bytes > r.field || p.B > 65535 || p.P > 1 << 30 ||
+        p.P << p.D < voxel_count(p) * r.field_adds || double(taps_of(p)) * p.C < r.field_least)
+        return 0;
+    return int(ceil_div(p.C, ceil_div(p.C, r.field / bytes)));
+}
+
+/// Runs of pixels for the gradient to the input, but for their memory.
+PixelRuns runs_of(const GridSampleParams& p) {
+    PixelRuns runs{};
+    runs.last = p.C > 1 && p.grad_input_stride[1] == 1;
+    runs.pixels_log2 = log2_of(kRunElements / (runs.last ? p.C : 1));
+    runs.each = int(ceil_div(voxel_count(p), 1 << runs.pixels_log2));
+    runs.count = int(runs.each * p.B);
+    return runs;
+}
+
+/// True if the gradient to the input is summed by runs of pixels, unless points crowd: where passes
+/// over the field in float take longer than lists of the points.
+bool by_runs(const GridSampleParams& p) {
+    constexpr auto r = kGridSampleGradientRates;
+    const int64_t voxels = voxel_count(p);
+    const bool last = p.C > 1 && p.grad_input_stride[1] == 1;
+    bool fits = element_size(p.dtype) == 2 && (!last || p.C <= 8) && voxels < 1 << 30 &&
+                p.B < 1 << 16 && p.C < 1 << 16 && p.P < 1 << 30 && taps_of(p) < 1 << 30 &&
+                steps_of(p, p.grad_input_stride, 2).fits;
+    int64_t dense = last ? p.C : 1;
+    for (int d = 2; d >= 0; dense *= p.size[d--])
+        fits = fits && (p.size[d] == 1 || p.grad_input_stride[2 + d] == dense);
+    return fits && p.B * p.C * voxels * r.passes > p.B * p.P * r.listed + r.lists;
+}
+
+/// Scratch memory for a field of so many bytes a pixel.
+int64_t field_bytes(const GridSampleParams& p, int64_t each) {
+    return ceil_div(p.B * voxel_count(p) * each, 256) * 256;
+}
+
+/// A field in 16 bits that is far larger than what is added to it is added to as it is.
+bool is_dense(const GridSampleParams& p) { return p.P * 128 >= voxel_count(p); }
+
 /// `turn`: with the channels last, whatever they are in the input.
 Plan plan_of(const GridSampleParams& p, bool turn) {
     Plan plan;
@@ -133,8 +191,7 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         plan.copy = turn;
         plan.V = last || turn ? 4 : 1;
     } else {
-        // A field far larger than what is added to it is not worth a pass in float.
-        const bool dense = p.P * 128 >= voxels;
+        const bool dense = is_dense(p);
         const bool direct =
             (size == 4 || !dense) && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
         plan.sums = !direct && (turn || (size == 2 && dense));
@@ -155,11 +212,8 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         }
     }
     plan.pad = ceil_div(p.C, plan.V) * plan.V;
-    const auto bytes = [&](int64_t each) {
-        return ceil_div(p.B * voxels * plan.pad * each, 256) * 256;
-    };
-    if (plan.copy) plan.copy_bytes = bytes(size);
-    if (plan.sums) plan.sum_bytes = bytes(4);
+    if (plan.copy) plan.copy_bytes = field_bytes(p, plan.pad * size);
+    if (plan.sums) plan.sum_bytes = field_bytes(p, plan.pad * 4);
     if (plan.fixed) plan.sum_bytes = 8 * (1 + fixed_point_words(p.B * p.C * voxels));
     return plan;
 }
@@ -233,6 +287,24 @@ Plans cheapest_gradients(const GridSampleParams& p, Plans plans) {
 Plans plans_of(const GridSampleParams& p) {
     Plans plans;
     plans.plain = plan_of(p, false);
+    const bool sums = p.grad_out && p.grad_input && !is_second(p) && !plans.plain.fixed;
+    if (sums && p.interpolation == Interpolation::kLinear) {
+        if (is_dense(p) && by_runs(p)) {
+            plans.turned.runs = true;
+            plans.turned.sum_bytes = runs_of(p).bytes(taps_of(p));
+            plans.take = Plans::kProbe;
+            plans.why = "16 bits, and far more pixels than points; unless these crowd in places";
+            return plans;
+        }
+        if ((plans.turned.field = field_channels(p))) {
+            plans.turned.sums = plans.turned.order = element_size(p.dtype) == 2;
+            if (plans.turned.sums) plans.turned.sum_bytes = field_bytes(p, p.C * 4);
+            plans.turned.pad = p.C;
+            plans.take = Plans::kProbe, plans.few = kGridSampleGradientRates.field_few;
+            plans.why = "shared memory pays where points of the same pixels do not neighbour";
+            return plans;
+        }
+    }
     if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
         plans.plain.fixed || p.interpolation == Interpolation::kCubic || !fits_last(p) ||
         p.P < 1024)

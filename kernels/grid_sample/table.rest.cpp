@@ -12,6 +12,7 @@ static const GridSampleRest* table() {
         OCTET_CUDA_LAUNCHER(grid_sample_backward_16bit),
         OCTET_CUDA_LAUNCHER(grid_sample_forward_double),
         OCTET_CUDA_LAUNCHER(grid_sample_backward_double),
+        OCTET_CUDA_LAUNCHER(grid_sample_pixel_runs),
         grid_sample_rows_cpu,
         OCTET_CUDA_LAUNCHER(grid_sample_rows_cuda),
     };

@@ -1,0 +1,189 @@
+// grid_sample's gradient to an input of 16 bits that is far larger than what is added to it, by
+// linear interpolation. Sums are float and rounded once, so in memory they would take passes of
+// their own over the whole field: zeros, sums, what is rounded, 4 + 8 + 6 bytes a pixel. Here
+// points are listed by the runs of pixels that they add to; a block has a run's sums in shared
+// memory and writes the pixels, each once: 2 bytes, and for each point 3 times its coordinates.
+#include "cell.cuh"
+#include "pixel_runs.cuh"
+
+namespace {
+
+constexpr int kRunThreads = 256;
+
+/// Calls body(pixel, corner) for the corners of a cell that lie in the image, in memory's order.
+template <int D, typename Body>
+__device__ inline void each_corner(const GridSampleParams& p, const Cell<float, D>& cell,
+                                   const Body& body) {
+#pragma unroll
+    for (int k = 0; k < 1 << D; ++k) {
+        const int rows = (k >> 1 & 1) + (k >> 2) * p.size[1];
+        if (cell.valid(k)) body(cell.base + (k & 1) + rows * p.size[2], k);
+    }
+}
+
+/// Of points of image blockIdx.y: counts those of each run and notes which one of its run's each is
+/// or, where kList, lists them.
+template <int D, bool kList>
+__global__ void __launch_bounds__(kRunThreads)
+    list_kernel(const __grid_constant__ GridSampleJob job, const __grid_constant__ PixelRuns runs) {
+    if (kList && *runs.crowded) return;
+    const int i = blockIdx.x * kRunThreads + threadIdx.x, lane = threadIdx.x % 32;
+    const int64_t b = blockIdx.y, P = job.p.P, point = b * P + i, points = job.p.B * P;
+    const bool inside = i < P;
+    auto cell = cell_of<true>(job, job.sums,
+                              Coordinates<float, D>(job, grid_of(job, b), inside ? i : int(P) - 1));
+    if (!inside) cell.flags = 0;
+    int last = -1, run[1 << D];  // of the first corner in it, else -1
+#pragma unroll
+    for (int k = 0; k < 1 << D; ++k) run[k] = -1;
+    each_corner(job.p, cell, [&](int pixel, int k) {
+        const int own = pixel >> runs.pixels_log2;
+        if (own != last) run[k] = last = own;
+    });
+    if constexpr (kList) {
+#pragma unroll
+        for (int k = 0; k < 1 << D; ++k)
+            if (run[k] >= 0)
+                runs.list[runs.begins[b * runs.each + run[k]] + runs.ranks[k * points + point]] = i;
+    } else {
+        int before[1 << D], first[1 << D];
+#pragma unroll
+        for (int k = 0; k < 1 << D; ++k) {  // neighbouring points of one run are counted together
+            const int left = __shfl_up_sync(kAll, run[k], 1);
+            const bool head = lane == 0 || run[k] != left;
+            const unsigned heads = __ballot_sync(kAll, head);
+            first[k] = 31 - __clz(int(heads & (~0u >> (31 - lane))));
+            const unsigned after = lane == 31 ? 0 : heads >> (lane + 1);
+            const int length = after ? __ffs(int(after)) : 32 - lane;
+            before[k] =
+                head && run[k] >= 0 ? atomicAdd(runs.points + b * runs.each + run[k], length) : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < 1 << D; ++k) {
+            const int rank = __shfl_sync(kAll, before[k], first[k]) + lane - first[k];
+            if (run[k] >= 0) runs.ranks[k * points + point] = rank;
+        }
+    }
+}
+
+/// Gives each run its place in the list, in any order, and tells whether one is crowded.
+__global__ void __launch_bounds__(kRunThreads)
+    place_kernel(const __grid_constant__ PixelRuns runs) {
+    const int run = blockIdx.x * kRunThreads + threadIdx.x, lane = threadIdx.x % 32;
+    const int own = run < runs.count ? runs.points[run] : 0;
+    if (own > kRunMost) *runs.crowded = 1;
+    int sum = own;
+#pragma unroll
+    for (int m = 1; m < 32; m *= 2) {
+        const int before = __shfl_up_sync(kAll, sum, m);
+        if (lane >= m) sum += before;
+    }
+    int begin = 0;
+    if (lane == 31) begin = atomicAdd(runs.used, sum);
+    begin = __shfl_sync(kAll, begin, 31);
+    if (run < runs.count) runs.begins[run] = begin + sum - own;
+}
+
+/// Two sums rounded to neighbouring elements.
+__device__ inline unsigned pair_of(float first, float second, bool half) {
+    unsigned pair;
+    if (half)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    else
+#if __CUDA_ARCH__ >= 800
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+#else
+        pair = store<BFloat16>(first).bits | unsigned(store<BFloat16>(second).bits) << 16;
+#endif
+    return pair;
+}
+
+/// Sums a run of pixels, of channel blockIdx.y or, where kLast, of all, and writes it: eight
+/// elements a thread, a word of memory. In shared memory the first of every eight come first, then
+/// the second ones: neighbouring threads read neighbouring floats.
+template <int D, bool kLast>
+__global__ void __launch_bounds__(kRunThreads, 6)
+    sum_kernel(const __grid_constant__ GridSampleJob job, const __grid_constant__ PixelRuns runs) {
+    constexpr int kWords = kRunElements / 8 + 1;  // a run may begin and end within one
+    __shared__ __align__(16) float sums[8 * kWords];
+    const int crowded = *runs.crowded, points = runs.points[blockIdx.x];
+    if (crowded) return;
+    const GridSampleParams& p = job.p;
+    const unsigned b = blockIdx.x / unsigned(runs.each);
+    const int first_pixel = int(blockIdx.x - b * runs.each) << runs.pixels_log2;
+    const int most = p.size[0] * p.size[1] * p.size[2] - first_pixel;
+    const int pixels = min(1 << runs.pixels_log2, most);
+    const int C = kLast ? int(p.C) : 1, count = pixels * C;
+    const int64_t c = blockIdx.y;
+    Short* const to = static_cast<Short*>(p.grad_input) + b * p.grad_input_stride[0] +
+                      c * p.grad_input_stride[1] + int64_t(first_pixel) * C;
+    // Elements that the first word has before the run.
+    const int before = int(reinterpret_cast<uintptr_t>(to) / sizeof(Short) & 7);
+    if (points > 0) {
+        for (int j = threadIdx.x; j < 2 * kWords; j += kRunThreads)
+            reinterpret_cast<float4*>(sums)[j] = float4{};
+        __syncthreads();
+        const int* const list = runs.list + runs.begins[blockIdx.x];
+        const char* const grid = grid_of(job, b);
+        const Short* const grads = static_cast<const Short*>(p.grad_out) +
+                                   b * p.grad_out_stride[0] + c * p.grad_out_stride[1];
+        for (int e = threadIdx.x; e < points; e += kRunThreads) {
+            const int i = list[e];
+            const auto cell = cell_of<true>(job, job.sums, Coordinates<float, D>(job, grid, i));
+            const Short* from = grads + p.grad_out_points.at(i);
+            float weight[1 << D];
+            cell.weights(weight);
+#pragma unroll 1
+            for (int own = 0; own < C; ++own, from += p.grad_out_stride[1]) {
+                const float grad = value_of(*from, p.dtype);
+                each_corner(p, cell, [&](int pixel, int k) {
+                    const int at = pixel - first_pixel, slot = at * C + own + before;
+                    if (unsigned(at) < unsigned(pixels))
+                        atomicAdd(sums + (slot & 7) * kWords + slot / 8, weight[k] * grad);
+                });
+            }
+        }
+        __syncthreads();
+    }
+    const bool half = p.dtype == DType::kHalf;
+    for (int word = threadIdx.x; word < (count + before + 7) / 8; word += kRunThreads) {
+        uint4 rounded{};
+        if (points > 0) {
+            const float* const own = sums + word;
+            rounded.x = pair_of(own[0], own[kWords], half);
+            rounded.y = pair_of(own[2 * kWords], own[3 * kWords], half);
+            rounded.z = pair_of(own[4 * kWords], own[5 * kWords], half);
+            rounded.w = pair_of(own[6 * kWords], own[7 * kWords], half);
+        }
+        const int first = 8 * word - before;
+        if (first >= 0 && first + 8 <= count) {
+            *reinterpret_cast<uint4*>(to + first) = rounded;
+        } else {
+            const auto each = bit_copy<Vector<Short, 8>>(rounded);
+#pragma unroll
+            for (int k = 0; k < 8; ++k)
+                if (unsigned(first + k) < unsigned(count)) to[first + k] = each.at[k];
+        }
+    }
+}
+
+template <int D>
+const char* run(const GridSampleJob& job, const PixelRuns& runs, cudaStream_t stream) {
+    const GridSampleParams& p = job.p;
+    cudaMemsetAsync(runs.crowded, 0, PixelRuns::kHeadBytes + runs.count * sizeof(int), stream);
+    const dim3 listers(unsigned(ceil_div(p.P, kRunThreads)), unsigned(p.B));
+    list_kernel<D, false><<<listers, kRunThreads, 0, stream>>>(job, runs);
+    place_kernel<<<unsigned(ceil_div(runs.count, kRunThreads)), kRunThreads, 0, stream>>>(runs);
+    list_kernel<D, true><<<listers, kRunThreads, 0, stream>>>(job, runs);
+    const dim3 summers(unsigned(runs.count), unsigned(runs.last ? 1 : p.C));
+    const auto kernel = runs.last ? sum_kernel<D, true> : sum_kernel<D, false>;
+    kernel<<<summers, kRunThreads, 0, stream>>>(job, runs);
+    return launch_error();
+}
+
+}  // namespace
+
+const char* grid_sample_pixel_runs(const GridSampleJob& job, const PixelRuns& runs,
+                                   cudaStream_t stream) {
+    return (job.p.D == 3 ? run<3> : run<2>)(job, runs, stream);
+}
