@@ -86,16 +86,17 @@ __global__ void __launch_bounds__(kRunThreads)
 
 /// Two sums rounded to neighbouring elements.
 __device__ inline unsigned pair_of(float first, float second, bool half) {
+#if __CUDA_ARCH__ >= 800
     unsigned pair;
     if (half)
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     else
-#if __CUDA_ARCH__ >= 800
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-#else
-        pair = store<BFloat16>(first).bits | unsigned(store<BFloat16>(second).bits) << 16;
-#endif
     return pair;
+#else
+    const DType dtype = half ? DType::kHalf : DType::kBFloat16;
+    return stored<Short>(first, dtype).bits | unsigned(stored<Short>(second, dtype).bits) << 16;
+#endif
 }
 
 /// Sums a run of pixels, of channel blockIdx.y or, where kLast, of all, and writes it: eight

@@ -133,7 +133,11 @@ int field_channels(const GridSampleParams& p) {
     if (!few || bytes > r.field || p.B > 65535 || p.P > 1 << 30 ||
         p.P << p.D < voxel_count(p) * r.field_adds || double(taps_of(p)) * p.C < r.field_least)
         return 0;
-    return int(ceil_div(p.C, ceil_div(p.C, r.field / bytes)));
+    int device = 0, shared = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int64_t fit = std::min<int64_t>(r.field, shared) / bytes;
+    return fit > 0 ? int(ceil_div(p.C, ceil_div(p.C, fit))) : 0;
 }
 
 /// Runs of pixels for the gradient to the input, but for their memory.
