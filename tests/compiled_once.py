@@ -85,8 +85,9 @@ class Notes:
     @staticmethod
     def files(listed: str) -> list[str]:
         """Those in a list `object: files`."""
-        names = listed.replace("\\\n", " ").partition(": ")[2].split()
-        return [os.path.abspath(name) for name in names]
+        listed = listed.replace("\\\n", " ").partition(": ")[2].replace("$$", "$")
+        names = re.split(r"(?<!\\)\s+", listed.strip())
+        return [os.path.abspath(re.sub(r"\\([ #])", r"\1", name)) for name in names]
 
     def states(self, listed: str) -> dict[str, str]:
         """State of each file in a list; none where one was edited meanwhile."""
@@ -126,8 +127,29 @@ def preprocessed(command: list[str], asked: str, draft: str) -> tuple[bytes, str
     return done.stdout, "" if done.returncode else listed
 
 
-def main(program: str, words: list[str]) -> None:
-    """Put the object that `program` makes of these words where they want it."""
+def compiled(program: str, sooner: list[str], words: list[str]):
+    """How `program` ended, and all it said: by words that take less, if it then says nothing.
+
+    An error is one however much is optimised.
+    """
+    import subprocess
+
+    for tried in (sooner, words) if sooner != words else (words,):
+        run = subprocess.run(
+            [program, *tried], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if run.returncode < 0 or not (run.returncode or run.stdout):
+            break
+        if run.returncode and len(tried) == len(words):
+            break
+    return run
+
+
+def main(program: str, words: list[str], quickly: bool = False) -> None:
+    """Put the object that `program` makes of these words where they want it.
+
+    `quickly`: what is optimised at all is so only where it makes the compiler say something.
+    """
     place, name = os.path.split(os.path.abspath(sys.argv[0]))
     folder = os.path.dirname(place)
     at = words.index("-o")
@@ -138,6 +160,7 @@ def main(program: str, words: list[str]) -> None:
     concerns = _ENVIRONMENT_OF_NVCC if name == "nvcc" else _ENVIRONMENT
     environment = {k: v for k, v in os.environ.items() if concerns.match(k) and k != "PATH"}
     facts = [program, found.st_size, found.st_mtime_ns, sorted(environment.items())]
+    about = str(facts)
     asked_for, facts = (
         tests.sub("@/", f"{facts} {rest}"),
         tests.sub("@/", f"{facts} {behind(rest)}"),
@@ -164,11 +187,16 @@ def main(program: str, words: list[str]) -> None:
     lock = os.open(f"{stored}.lock", os.O_CREAT | os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)  # who comes second waits for the object, and finds it
     if not os.path.exists(stored):
-        import subprocess
+        sooner = words
+        if name != "nvcc":
+            import preludes
 
-        run = subprocess.run(
-            [program, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
+            sooner = ["-O0" if quickly and word == "-O1" else word for word in words]
+            with contextlib.suppress(OSError):  # of paths that the list has with backslashes
+                sooner = preludes.first(program, sooner, source, notes.files(listed), about, tests)
+        run = compiled(program, sooner, words)
+        if asked:
+            write(asked, listed.encode())  # without what the prelude has
         sys.stdout.buffer.write(run.stdout)
         said = run.stdout.decode(errors="surrogateescape")
         states = notes.states(listed)

@@ -91,6 +91,7 @@ def main() -> None:
         os.execv(program, [program, *words])
     import compiled_once
 
-    if name != "nvcc" and "OCTET_OPTIMIZE" not in os.environ:
+    quickly = name != "nvcc" and "OCTET_OPTIMIZE" not in os.environ
+    if quickly:
         words = ["-O1" if word == "-O3" else word for word in words]
-    compiled_once.main(program, words)
+    compiled_once.main(program, words, quickly)

@@ -154,6 +154,9 @@ def compilers(tmp_path_factory, pytestconfig):
     os.environ["OCTET_STANDBY"] = str(standby.install(base / "standby"))
     os.environ["OCTET_COMPILERS"] = str(compiler.install(base / "compilers"))
     put_bytecode(base / "bytecode")
+    yield
+    for made in base.glob("compilers/*/prelude.h.gch"):  # 60 MB each, and pytest keeps folders
+        made.unlink(missing_ok=True)
 
 
 def put_bytecode(folder: Path) -> None:
@@ -199,7 +202,7 @@ def start_python(
     )
 
 
-def start_program(words: list, cwd, env: dict) -> warm.Process:
+def start_program(words: list, cwd, env: dict, start_new_session=False) -> warm.Process:
     """A Python process that runs `words`, a file or `-m` and a module, and arguments for it."""
     module = words[0] == "-m"
     program, *arguments = map(str, words[module:])
@@ -210,6 +213,7 @@ def start_program(words: list, cwd, env: dict) -> warm.Process:
         f"import runpy; runpy.{run} run_name='__main__')  # torch",
         cwd,
         env,
+        start_new_session,
     )
 
 
