@@ -221,18 +221,13 @@ def inside(seed: int, steps: int) -> dict:
 
 def outside(seed: int, steps: int, folder: Path) -> dict:
     """The same in a process and a checkout below `folder`."""
-    from conftest import Checkout
+    from conftest import Checkout, ended, start_program
 
     checkout = Checkout(folder, only=(*OPERATORS,))
-    done = subprocess.run(
-        [sys.executable, __file__, "--inside", "--seed", str(seed), "--steps", str(steps)],
-        cwd=checkout.root,
-        env={**checkout.environment(LOADER_BUILD="eager"), "PYTHONPATH": str(checkout.root)},
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,  # a Ctrl-C of its whole group is its own
-    )
+    words = [__file__, "--inside", "--seed", seed, "--steps", steps]
+    env = {**checkout.environment(LOADER_BUILD="eager"), "PYTHONPATH": str(checkout.root)}
+    # A Ctrl-C of its whole group is its own.
+    done = ended(start_program(words, checkout.root, env, start_new_session=True), timeout=7200)
     if done.returncode:
         sys.stderr.write(done.stderr[-10000:])
         raise SystemExit(f"the process ended with exit status {done.returncode}")

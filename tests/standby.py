@@ -22,7 +22,10 @@ from pathlib import Path
 # What Python and libraries read when they are started, and a fork therefore has of its parent; of
 # those in _TAKEN_OVER warm.py sees to it.
 _READ_AT_START = ("LD_", "PYTHON", "OMP_", "MKL_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TORCH_")
-_TAKEN_OVER = ("PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_CUDA_ARCH_LIST")
+_TAKEN_OVER = (
+    *("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONWARNINGS"),
+    *("OMP_NUM_THREADS", "TORCH_CUDA_ARCH_LIST"),
+)
 _GUARD = re.compile(r"/proc/self/fd/(\d+)$")
 
 

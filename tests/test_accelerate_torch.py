@@ -2,14 +2,12 @@
 
 import itertools
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
+from conftest import ROOT, ended, start_python
 from torch.testing import assert_close
 
 import loader
@@ -38,10 +36,7 @@ def kernel(name, key):
 def run(code, **environment):
     """Code in a process of its own, where every warning is an error; what it printed."""
     env = os.environ | {"PYTHONPATH": str(ROOT)} | environment
-    command = [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(code)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env=env, cwd=ROOT
-    )
+    done = ended(start_python(textwrap.dedent(code), ROOT, env))
     assert done.returncode == 0, done.stderr
     assert "verrid" not in done.stderr, done.stderr
     return done.stdout

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, Checkout
+from conftest import ROOT, Checkout, ended, start_program
 
 from loader.jit.machine import sources
 from loader.jit.operators import new
@@ -35,18 +35,9 @@ def create(place, monkeypatch):
 
 def run_its_tests(place, *arguments, cwd):
     """All but those of torch.compile, and of each layout and dtype: they take 20 s an operator."""
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-k", "not compile and not match", *arguments),
-        ],
-        cwd=cwd,
-        env=place.environment(PYTHONPATH=place.root, LOADER_BUILD="lazy"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not compile and not match"]
+    environment = place.environment(PYTHONPATH=place.root, LOADER_BUILD="lazy")
+    return ended(start_program([*words, *arguments], cwd, environment))
 
 
 def test_a_new_operator_passes_its_own_tests(place):

@@ -1,6 +1,7 @@
 """Edits in a living process: what is live afterwards, what is refused, and that nothing is lost."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -219,7 +220,7 @@ def test_random_edits(tmp_path):
     """The process survives all; the good ones are live, the others are not; memory stays."""
     import edits
 
-    edits_main = Path(edits.__file__)
+    edits_main, compilers = Path(edits.__file__), f"{os.environ['OCTET_COMPILERS']}/bin:"
     done = subprocess.run(
         [
             sys.executable,
@@ -233,6 +234,7 @@ def test_random_edits(tmp_path):
             str(tmp_path),
         ],
         cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path), "PATH": f"{compilers}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=600,

@@ -35,7 +35,7 @@ def test_a_child_is_as_a_new_process(tmp_path):
         assert "warm.py" not in child.stderr
 
 
-@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONPATH", "OMP_PROC_BIND"])
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "PYTHONHASHSEED", "OMP_PROC_BIND"])
 def test_what_a_program_reads_at_its_start_takes_a_new_process(tmp_path, name):
     process = start_python("import sys; 'torch'", tmp_path, {**os.environ, name: ""})
     assert isinstance(process, subprocess.Popen)
@@ -59,6 +59,17 @@ def test_the_number_of_threads_is_taken_over(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "3"}
     process = start_python(code, tmp_path, environment)
     assert isinstance(process, warm.WarmProcess) and ended(process).stdout == "3\n"
+
+
+def test_places_of_modules_and_what_warns_are_taken_over(tmp_path):
+    code = "import sys, warnings; print(sys.path, sys.warnoptions, warnings.filters[:3])  # torch"
+    places, options = f"{tmp_path}/one:{tmp_path}/two", "ignore::FutureWarning,always:words"
+    environment = {**os.environ, "PYTHONPATH": places, "PYTHONWARNINGS": options}
+    new = start_python(code, tmp_path, environment, fresh=True)
+    child = start_python(code, tmp_path, environment)
+    assert isinstance(new, subprocess.Popen) and isinstance(child, warm.WarmProcess)
+    new, child = ended(new).stdout, ended(child).stdout
+    assert new == child and f"'{tmp_path}/two'" in new and "FutureWarning" in new
 
 
 def test_a_late_worker_finds_what_another_has_compiled(tmp_path):

@@ -12,9 +12,11 @@ import atexit
 import contextlib
 import fcntl
 import gc
+import importlib
 import inspect
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import standby
@@ -93,7 +96,8 @@ class WarmPython:
     """The parent, started at its first use; `close` ends it."""
 
     def __init__(self):
-        self._environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        own = ("PYTHONPATH", "PYTHONWARNINGS")  # of each child
+        self._environment = {k: v for k, v in os.environ.items() if k not in own}
         self._lock, self._process = threading.Lock(), None
 
     def _begin(self) -> None:
@@ -157,6 +161,7 @@ def serve(number: int) -> None:
     """Fork a keeper for each request, until nobody is left to ask."""
     import torch
 
+    know_patterns()
     gc.freeze()  # or each child looks through all of torch's objects, and copies them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need not be waited for
     requests = socket.socket(fileno=number)
@@ -172,6 +177,41 @@ def serve(number: int) -> None:
             os.close(descriptor)
 
 
+def know_patterns() -> None:
+    """Compile the regular expressions of loader's modules: half of the time of importing those.
+
+    A child of this process imports them, and tells them.
+    """
+    told, tell = os.pipe()
+    if (pid := os.fork()) == 0:
+        found, compile_one = [], re._compile
+
+        def noting(pattern, flags):
+            if isinstance(pattern, str):
+                found.append((pattern, int(flags)))
+            return compile_one(pattern, flags)
+
+        with contextlib.suppress(BaseException):
+            re._compile = noting
+            sys.path.insert(0, str(Path(__file__).parent.parent))
+            os.environ["LOADER_BUILD"] = "lazy"
+            import loader
+
+            for room in ("build", "cache", "errors", "extension", "live", "source"):
+                for file in sorted(
+                    Path(loader.__file__).with_name("jit").joinpath(room).glob("*.py")
+                ):
+                    importlib.import_module(f"loader.jit.{room}.{file.stem}")
+        with os.fdopen(tell, "w") as stream:
+            json.dump(found, stream)
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(told) as stream:
+        for pattern, flags in json.load(stream):
+            re.compile(pattern, flags)
+    os.waitpid(pid, 0)
+
+
 def stand_by(listening: int, session: int) -> None:
     """Have imported what a process that stands by for trials does, and fork one for whoever asks.
 
@@ -182,6 +222,7 @@ def stand_by(listening: int, session: int) -> None:
     import torch.fx.experimental.symbolic_shapes
 
     inspect.getmodule(sys._getframe())
+    know_patterns()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     requests, end = socket.socket(fileno=listening), os.pidfd_open(session)
@@ -249,6 +290,10 @@ def live(task: dict, given: tuple[int, ...]) -> None:
         main.pop(name, None)
     for name in ("warm", "standby"):
         sys.modules.pop(name, None)
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if options := [text for text in os.environ.get("PYTHONWARNINGS", "").split(",") if text]:
+        sys.warnoptions[:0] = options
+        warnings._processoptions(sys.warnoptions)
     if program := os.environ.get("OCTET_STANDBY"):
         standby.take_over(program)
     status = 0
