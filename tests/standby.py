@@ -3,7 +3,8 @@
 Such a process imports torch and what torch brings lazily, three seconds of a core, with the guard
 (jit/live/guard.cpp) preloaded; dozens of tests have one. Here it is forked from one of the session
 that did the same with the same guard, and this program stands for it: it ends when that one does,
-and that one when this is killed. All that is not such a start is left to Python.
+and that one when this is killed. So it is with what examples/three_ways starts for each of its
+builds, without a guard. All that is not such a start is left to Python.
 """
 
 import contextlib
@@ -47,10 +48,28 @@ def is_read_at_start(variable: str) -> bool:
     return variable.startswith(_READ_AT_START) and variable not in _TAKEN_OVER
 
 
-def is_meant(words) -> bool:
+def stands_by(words) -> bool:
     """True if these words start a Python that stands by for trials."""
     is_code = isinstance(words, list) and len(words) == 3 and words[1] == "-c"
     return is_code and "loader.jit.live.standby import" in words[2]
+
+
+def is_of_a_build(words) -> bool:
+    """True if these words start a Python that makes or uses one of three_ways' builds."""
+    if not isinstance(words, list) or len(words) < 3:
+        return False
+    builds = words[1] == "-c" and words[2].startswith("import loader; loader.build(")
+    return builds or str(words[1]).endswith(("/three_ways/compare.py", "/three_ways/train.py"))
+
+
+def code_of(words: list[str]) -> str:
+    """What such a Python runs."""
+    if words[1] == "-c":
+        return words[2]
+    return (
+        f"import sys; sys.argv[:] = {words[1:]}; sys.path[0] = {os.path.dirname(words[1])!r}\n"
+        f"import runpy; runpy.run_path({words[1]!r}, run_name='__main__')"
+    )
 
 
 def take_over(program: str) -> None:
@@ -59,21 +78,25 @@ def take_over(program: str) -> None:
 
     @functools.wraps(begin)
     def changed(self, args, *others, **options):
-        meant = is_meant(args) and args[0] == python
+        meant = (stands_by(args) or is_of_a_build(args)) and args[0] == python
         begin(self, [program, *args[1:]] if meant else args, *others, **options)
 
     subprocess.Popen.__init__ = changed
 
 
-def ask(guard: int) -> socket.socket:
-    """A connection to the process to be forked, which is started if there is none like it."""
+def ask(guards: list[int]) -> socket.socket:
+    """A connection to the process to be forked, which is started if there is none like it.
+
+    `guards`: the guard's descriptor, or nothing.
+    """
     facts = {
         name: value
         for name, value in os.environ.items()
         if is_read_at_start(name) and name != "LD_PRELOAD"
     }
-    with open(f"/proc/self/fd/{guard}", "rb") as library:
-        digest = hashlib.sha256(repr(sorted(facts.items())).encode() + library.read())
+    digest = hashlib.sha256(repr(sorted(facts.items())).encode())
+    for guard in guards:
+        digest.update(Path(f"/proc/self/fd/{guard}").read_bytes())
     name = digest.hexdigest()[:16]
     os.chdir(os.path.dirname(os.path.abspath(sys.argv[0])))  # the name of a socket has to be short
     with open(f"{name}.lock", "w") as lock:
@@ -92,7 +115,7 @@ def ask(guard: int) -> socket.socket:
                 [sys.executable, "-c", f"import sys; sys.path.insert(0, {TESTS!r}); import warm; "  # noqa: F821
                  f"del sys.path[0]; warm.stand_by{given}"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=[listening.fileno(), guard], start_new_session=True,
+                pass_fds=[listening.fileno(), *guards], start_new_session=True,
             )  # fmt: skip
         connection.connect(name)  # and wait for it
         return connection
@@ -100,17 +123,18 @@ def ask(guard: int) -> socket.socket:
 
 def main() -> None:
     words = [sys.executable, *sys.argv[1:]]
-    guard = _GUARD.match(os.environ.get("LD_PRELOAD", ""))
-    if not guard or not is_meant(words):
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    guard = _GUARD.match(preloaded)
+    if not (guard and stands_by(words)) and not (is_of_a_build(words) and not preloaded):
         os.execv(words[0], words)
     descriptors = []
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # of the listing itself
             if descriptor < 3 or os.get_inheritable(descriptor):
                 descriptors.append(descriptor)
-    task = {"code": words[2], "cwd": os.getcwd(), "env": {**os.environ}, "session": True}
+    task = {"code": code_of(words), "cwd": os.getcwd(), "env": {**os.environ}, "session": True}
     task["numbers"] = descriptors
-    connection = ask(int(guard[1]))
+    connection = ask([int(guard[1])] if guard else [])
     socket.send_fds(connection, [b"."], descriptors)
     connection.sendall(json.dumps(task).encode() + b"\n")
     for descriptor in descriptors:
