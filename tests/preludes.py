@@ -1,15 +1,14 @@
 """torch's headers, parsed once for many sources: for compiled_once.py, which compiles by them.
 
-What the operators' glue and extensions include of torch takes a compiler longer than they do
-themselves. So a header that holds just these includes is precompiled for the second source that
-asks for them with the same flags. It comes before all that a source has: an extension begins with
-these lines anyway, and the glue's own headers have no macro that torch's would see.
+What an operator's glue includes of torch takes a compiler longer than the glue itself. So a header
+that holds just these includes is precompiled for the second source that asks for them with the same
+flags. It comes before all that a source has: the glue's own headers have no macro that torch's would
+see. Of what extensions include there are too many kinds, each of which takes six seconds to make.
 """
 
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import os
 import re
 import subprocess
@@ -23,41 +22,13 @@ def read(path: str) -> str:
         return file.read()
 
 
-def beginning(path: str) -> str:
-    """The lines that a header begins with as long as they define or include, if torch is in them."""
-    kept = []
-    for line in read(path).splitlines():
-        if line.startswith(("#define ", "#include <")):
-            kept.append(line)
-        elif line and not line.startswith(("//", "#pragma once")):
-            break
-    text = "".join(f"{line}\n" for line in kept)
-    return text if re.search("<(torch|ATen|c10|pybind11)/", text) else ""
-
-
 def wanted(words: list[str], own: list[str], others: list[str]) -> str:
     """What a source that reaches these files, of tests and of the machine, includes of torch."""
-    if "-include" in words:
-        return beginning(words[words.index("-include") + 1])
     if not any(word.startswith("-DTORCH_TARGET_VERSION") for word in words):
         return ""
     names = {name for path in own for name in _STABLE.findall(read(path))}
     reached = sorted(name for name in names if any(p.endswith(f"/include/{name}") for p in others))
     return "".join(f"#include <{name}>\n" for name in reached)
-
-
-def shadows(words: list[str], tests: re.Pattern) -> list[tuple[str, str]]:
-    """Files of tests that are found in the place of the machine's, and what they hold."""
-    places = [word[2:] for word in words if word.startswith("-I")]
-    behind = [b for a, b in itertools.pairwise(words) if a == "-isystem"]
-    found = []
-    for place in filter(tests.match, map(os.path.abspath, places)):
-        for folder, _, files in os.walk(place):
-            for path in (os.path.join(folder, name) for name in files):
-                name = os.path.relpath(path, place)
-                if any(os.path.exists(os.path.join(other, name)) for other in behind):
-                    found.append((name, read(path)))
-    return sorted(found)
 
 
 def first(program: str, words: list[str], source: str, files: list[str], facts: str, tests) -> list:
@@ -72,10 +43,10 @@ def first(program: str, words: list[str], source: str, files: list[str], facts: 
     named = "-DTORCH_EXTENSION_NAME="  # which torch's headers do not know
     flags = [word for word in words if word not in ("-c", "-MD", "-MMD", source)]
     flags = [word for word in flags if not word.startswith(named)]
-    for name in ("-include", "-MF", "-o"):
+    for name in ("-MF", "-o"):
         if name in flags:
             del flags[flags.index(name) : flags.index(name) + 2]
-    about = [word for word in flags if not word.startswith("-I")], shadows(words, tests), text
+    about = [word for word in flags if not word.startswith("-I")], text
     key = hashlib.sha256(f"{facts} {about}".encode()).hexdigest()
     place = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(sys.argv[0]))), key)
     try:
