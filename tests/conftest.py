@@ -25,6 +25,8 @@ TAG, HASHED = sys.implementation.cache_tag, py_compile.PycInvalidationMode.CHECK
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Otherwise each that compiles C++ tries a dozen instruction sets, in a new process with torch each.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+# Otherwise each that imports NumPy or SciPy has threads that wait for work in a loop.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # What takes longest, the longest first, so that no core waits for another in the end.
 LONGEST = (

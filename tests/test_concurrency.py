@@ -95,7 +95,7 @@ def test_50_kills_at_random_moments_leave_a_cache_that_works(tmp_path, counting)
         if victim in ("c++", "cc1plus"):
             while not any(name == victim for _, name in descendants(process.pid)):
                 assert process.poll() is None
-                time.sleep(0.005)
+                time.sleep(0.01)
             time.sleep(dice.uniform(0, 0.3 if victim == "c++" else 0.05))
         else:
             time.sleep(dice.uniform(0, 3))
