@@ -29,7 +29,7 @@ bool is_small(const GridSampleParams& p, const Field& f) {
 }
 
 /// Whether most points lie far from the next one, in pixels: looked at in a sample of them.
-bool is_scattered(const GridSampleParams& p) {
+[[maybe_unused]] bool is_scattered(const GridSampleParams& p) {
     constexpr int kPairs = 64, kFar = 8;
     if (p.P < 2) return false;
     int far = 0;
