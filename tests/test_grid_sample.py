@@ -596,10 +596,9 @@ def by_torch(grad_out, input, grid, padding):
     return torch.autograd.grad(out, leaves, grad_out.double())
 
 
-def in_float32(*tensors_and_padding):
+def in_float32(grad_out, input, grid, padding):
     """By the kernels for float32, which find the same places."""
-    *tensors, padding = tensors_and_padding
-    tensors = [x.float() for x in tensors]
+    tensors = [x.float() for x in (grad_out, input, grid)]
     return grid_sample_bw(*tensors, padding_mode=padding, output_mask=(True, True))
 
 

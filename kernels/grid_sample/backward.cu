@@ -1,4 +1,4 @@
-// grid_sample's backward kernels; see linear_backward.cuh and general.cuh.
+// grid_sample's backward kernels; see linear_backward.cuh, general.cuh and field.cuh.
 #include "field.cuh"
 
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream) {

@@ -1,5 +1,5 @@
-// grid_sample's backward kernels for 16-bit elements; see linear_backward.cuh
-// and general.cuh.
+// grid_sample's backward kernels for 16-bit elements; see linear_backward.cuh, general.cuh
+// and field.cuh.
 #include "field.cuh"
 
 template <typename T>

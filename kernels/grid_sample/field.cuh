@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kFieldThreads, 2)
     }
 }
 
-/// job.sums: steps of pixels that lie side by side. Images may be 65535.
+/// job.sums: steps of pixels that lie side by side. At most 65535 images.
 template <typename T, int D>
 const char* launch_field(const GridSampleJob& job, int channels, cudaStream_t stream) {
     const GridSampleParams& p = job.p;

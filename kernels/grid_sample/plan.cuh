@@ -81,7 +81,8 @@ struct Plan {
     int64_t copy_bytes = 0, sum_bytes = 0;
 };
 
-/// Both ways, and when to take the second: always, never, or beyond so many sectors.
+/// Both ways, and when to take the second: always, never, or beyond so many sectors. The second
+/// turns channels last, or sums in shared memory (`field`, `runs`, which look at the points too).
 struct Plans {
     Plan plain, turned;
     enum { kPlain, kTurned, kProbe } take = kPlain;
@@ -170,7 +171,8 @@ int64_t field_bytes(const GridSampleParams& p, int64_t each) {
     return ceil_div(p.B * voxel_count(p) * each, 256) * 256;
 }
 
-/// A field in 16 bits that is far larger than what is added to it is added to as it is.
+/// True unless a field is so much larger than what is added to it that a pass over it in float does
+/// not pay: one in 16 bits is then added to as it is.
 bool is_dense(const GridSampleParams& p) { return p.P * 128 >= voxel_count(p); }
 
 /// `turn`: with the channels last, whatever they are in the input.
