@@ -523,7 +523,7 @@ def test_few_points_of_a_large_field_in_16_bits(mode, dims, dtype, C, padding, l
     lie beside each other, where sums in 16 bits would lose what is added. (On a GPU those of fewer
     points are in 16 bits.)
     """
-    size = {2: (150, 160), 3: (36,) * 3} if device == "cpu" else {2: (50, 60), 3: (15,) * 3}
+    size = {2: (150, 160), 3: (36,) * 3} if device == "cpu" else {2: (30, 40), 3: (10,) * 3}
     points = (1,) * (dims - 1) + (40,)
     input, grid = sample((2, C, *size[dims]), points, device, dtype, None, 1.1)
     input = LAYOUTS[layout](input) if layout else input
@@ -638,6 +638,35 @@ def test_few_points_of_far_more_pixels(size, last, dtype, path):
         points = math.prod(size[2:]) // share
         grid = places(path, size[0], points, dims, "cuda").to(dtype)
         check_gradients(input, grid, padding, in_float32)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["anywhere", "in order"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "size, points",
+    [
+        ((2, 3, 61, 67), 200_000),  # channels of an odd number of pixels, which begin anywhere
+        ((3, 2, 40, 64), 100_000),
+        ((1, 5, 23, 21, 19), 90_000),
+        ((1, 33, 141, 203), 500_000),
+        ((2, 72, 16, 20, 24), 30_000),
+        ((1, 3, 1811, 1907), 30_000),  # few points of large channels: one channel after the other
+        ((1, 5, 201, 203, 207), 30_000),
+    ],
+)
+def test_channels_turned_on_a_gpu(size, points, dtype, path):
+    """A GPU turns channels last, reads and adds to them together; or takes one after the other."""
+    dims = len(size) - 2
+    dense = torch.rand(size, device="cuda").to(dtype)
+    grid = places(path, size[0], points, dims, "cuda").to(dtype)
+    slices = torch.rand(*size[:-1], size[-1] + 1, device="cuda").to(dtype)[..., 1:]
+    for image in (dense, dense.contiguous(memory_format=LAST[dims]), slices):
+        wide = image.double() if max(size) < 100 else image.float()
+        options = "bilinear", "border", True
+        mostly_close(grid_sample(image, grid, *options), torchs(wide, grid.to(wide), *options), 256)
+        small = max(size) < 100 and dtype == torch.float32
+        check_gradients(image, grid, "reflection", by_torch if small else in_float32)
 
 
 @pytest.mark.cuda

@@ -37,6 +37,7 @@ struct GridSampleJob {
     bool pairs;           // packed, and two coordinates can be read in one word
     int64_t first, image;
     int count;
+    unsigned blocks;        // of points, which the blocks of a launch share
     bool same_steps;        // those of the input and of the sums
     AxisOf<float> axes[3];  // z, y, x
     AxisOf<double> exact_axes[3];
@@ -47,6 +48,7 @@ struct GridSampleJob {
     bool alone;                 // the kernel for the gradient to the grid alone
     bool words;                 // a thread takes a point, four channels of it in one word
     bool reads;                 // the backward needs the input
+    bool planes;                // channel after channel, where they are no neighbours
     int shares;                 // of the channels, in such a kernel
     DType sum_dtype;            // of what p.grad_input points to: sums of gradients
     unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
@@ -70,6 +72,18 @@ const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream)
 
 __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && *job.choice != job.chosen;
+}
+
+/// Calls body(block) for the blocks of points that are a block's, unless the launch is idle: for
+/// one, or with `kLoop` for several, in a launch of few blocks. Even those that do nothing take 0.6
+/// ns each on an H200.
+template <bool kLoop, typename Body>
+__device__ inline void each_block(const GridSampleJob& job, const Body& body) {
+    if (idle(job)) return;
+    if constexpr (kLoop)
+        for (unsigned block = blockIdx.x; block < job.blocks; block += gridDim.x) body(block);
+    else
+        body(blockIdx.x);
 }
 
 HD constexpr int power(int base, int exponent) {
@@ -115,6 +129,7 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
             const int64_t warps = ceil_div(job.count, each);
             const int block = warps < kThreads / 32 ? int(warps) : kThreads / 32;
             const int64_t blocks = ceil_div(warps, block);
+            job.blocks = unsigned(blocks);
             const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images),
                              unsigned(shares));
             kernel<<<grids, block * 32, 0, stream>>>(job);

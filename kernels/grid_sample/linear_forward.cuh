@@ -78,58 +78,61 @@ template <typename T, int D, int C, Narrow kLayout>
 __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
     narrow_forward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
-    if (idle(job)) return;
-    const GridSampleParams& p = job.p;
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= job.count) return;
-    const int64_t b = job.image + blockIdx.y;
-    const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
-    const int64_t c_step =
-        kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
-    // Of words, whole ones.
-    constexpr int kPart = kLayout == Narrow::kWords ? C : 1;
-    const int share = C == 4 ? int(ceil_div(ceil_div(p.C, kPart), gridDim.z)) * kPart : C;
-    const int begin = blockIdx.z * share;
-    int left = C == 4 ? min(share, int(p.C) - begin) : C;
-    if (kLayout == Narrow::kWords && left <= 0) return;
-    T* to = static_cast<T*>(p.out) + (b * p.C + begin) * p.P + job.first + i;
-    const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
-    const char* first = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T)) +
-                        begin * c_step + int64_t(cell.base) * job.input.unit;
-    if (p.interpolation == Interpolation::kNearest) {
-        const bool valid = cell.valid(0);
-        if constexpr (kLayout == Narrow::kWords) {
+    each_block<kLayout == Narrow::kWords>(job, [&](unsigned block) {
+        const GridSampleParams& p = job.p;
+        const int i = block * blockDim.x + threadIdx.x;
+        if (i >= job.count) return;
+        const int64_t b = job.image + blockIdx.y;
+        const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
+        const int64_t c_step =
+            kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
+        // Of words, whole ones.
+        constexpr int kPart = kLayout == Narrow::kWords ? C : 1;
+        const int share = C == 4 ? int(ceil_div(ceil_div(p.C, kPart), gridDim.z)) * kPart : C;
+        const int begin = blockIdx.z * share;
+        int left = C == 4 ? min(share, int(p.C) - begin) : C;
+        if (kLayout == Narrow::kWords && left <= 0) return;
+        T* to = static_cast<T*>(p.out) + (b * p.C + begin) * p.P + job.first + i;
+        const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
+        const char* first = static_cast<const char*>(p.input) +
+                            b * p.input_stride[0] * int(sizeof(T)) + begin * c_step +
+                            int64_t(cell.base) * job.input.unit;
+        if (p.interpolation == Interpolation::kNearest) {
+            const bool valid = cell.valid(0);
+            if constexpr (kLayout == Narrow::kWords) {
 #pragma unroll 4
-            for (; left > 0; left -= C, first += C * c_step) {
-                Vector<T, C> value{};
-                if (valid) value = load_constant<T, C>(reinterpret_cast<const T*>(first));
+                for (; left > 0; left -= C, first += C * c_step) {
+                    Vector<T, C> value{};
+                    if (valid) value = load_constant<T, C>(reinterpret_cast<const T*>(first));
 #pragma unroll
-                for (int c = 0; c < C; ++c, to += p.P)
-                    if (c < left) *to = value.at[c];
+                    for (int c = 0; c < C; ++c, to += p.P)
+                        if (c < left) *to = value.at[c];
+                }
+            } else {
+#pragma unroll 4
+                for (; left > 0; --left, first += c_step, to += p.P)
+                    *to =
+                        valid ? load_constant<T, 1>(reinterpret_cast<const T*>(first)).at[0] : T{};
             }
-        } else {
-#pragma unroll 4
-            for (; left > 0; --left, first += c_step, to += p.P)
-                *to = valid ? load_constant<T, 1>(reinterpret_cast<const T*>(first)).at[0] : T{};
+            return;
         }
-        return;
-    }
-    float weight[K];
-    cell.weights(weight);
+        float weight[K];
+        cell.weights(weight);
 #pragma unroll 1
-    for (;; left -= C, first += C * c_step, to += C * p.P) {
-        Pixels<T, D, C, kLayout> pixels;
-        pixels.read(job, cell, first, c_step, left);
+        for (;; left -= C, first += C * c_step, to += C * p.P) {
+            Pixels<T, D, C, kLayout> pixels;
+            pixels.read(job, cell, first, c_step, left);
 #pragma unroll
-        for (int c = 0; c < C; ++c) {
-            if (C == 4 && c >= left) break;
-            float sum = 0;
+            for (int c = 0; c < C; ++c) {
+                if (C == 4 && c >= left) break;
+                float sum = 0;
 #pragma unroll
-            for (int k = 0; k < K; ++k) sum += weight[k] * pixels.value(k, c, p.dtype);
-            to[c * p.P] = store<T>(sum);
+                for (int k = 0; k < K; ++k) sum += weight[k] * pixels.value(k, c, p.dtype);
+                to[c * p.P] = store<T>(sum);
+            }
+            if (C < 4 || left <= C) break;
         }
-        if (C < 4 || left <= C) break;
-    }
+    });
 }
 
 /// V = 1: a thread to a point, U channels at a time, R times; or threads that share a point.
@@ -193,9 +196,10 @@ const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.narrow == Narrow::kLast)
         return job.p.C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
                             : launch(narrow_forward<T, D, 4, Narrow::kLast>);
-    return job.p.C == 1   ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
-           : job.p.C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kPlanar>)
-                          : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
+    if (job.planes) job.shares = int(job.p.C);
+    return job.p.C == 1 || job.planes ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
+           : job.p.C == 3             ? launch(narrow_forward<T, D, 3, Narrow::kPlanar>)
+                                      : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
 }
 
 template <typename T, int V, int D>
@@ -203,7 +207,7 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V == 4)
         if (job.words)
             return launch_points(narrow_forward<T, D, 4, Narrow::kWords>, job, 32, stream,
-                                 0x7fffffff, job.shares);
+                                 job.choice ? 32 * job.processors : 0x7fffffff, job.shares);
     if constexpr (V > 1)
         return launch_points(linear_forward<T, V, D>, job, 32, stream, job.processors * 8);
     using S = Stored<T>;

@@ -15,13 +15,13 @@
 #include <utility>
 
 #include "cell.cuh"
+#include "cheapest.cuh"
 #include "general.cuh"
-#include "plan.cuh"
 #include "turn.cuh"
 
 namespace {
 
-constexpr int kSamples = 128;  // rows of 32 neighbouring points
+constexpr int kSamples = 64;  // rows of 32 neighbouring points
 
 /// Chooses 1 where 32 neighbouring points lie in more than `few` sectors on average, else 0.
 template <int D>
@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(1024)
     constexpr int64_t kMost = 1 << 30;  // of the points, whose numbers are then an int
     const int lane = threadIdx.x % 32, count = int((job.p.P < kMost ? job.p.P : kMost) / 32);
     const int samples = count < kSamples ? count : kSamples;
-    int mine = 0;
+    const bool nearest = job.p.interpolation == Interpolation::kNearest;
+    int mine = 0;  // of two rows
 #pragma unroll
     for (int j = 0; j < kSamples / 32; ++j) {
         const int s = j * 32 + threadIdx.x / 32;
@@ -43,13 +44,19 @@ __global__ void __launch_bounds__(1024)
         const Coordinates<float, D> at(job, grid_of(job, b), i);
         const auto cell = cell_of<false>(job, job.input, at);
         const bool outside = (cell.flags & 255) == 0;
-        const int sector = outside ? -1 : int(int64_t(cell.base) * job.input.unit / 32);
-        const unsigned same = __match_any_sync(~0u, sector);
-        mine += lane == __ffs(int(same)) - 1;
+        // Of the cells' first rows, and of the next, which along a slope is a neighbour's first.
+        const int64_t in_image = int64_t(cell.base) * job.input.unit;
+        const int first = outside ? -1 : int(in_image / 32);
+        const int next = outside ? -1 : int((in_image + job.input.corner[2]) / 32);
+        const bool new_first = lane == __ffs(int(__match_any_sync(~0u, first))) - 1;
+        bool new_next = lane == __ffs(int(__match_any_sync(~0u, next))) - 1;
+#pragma unroll 8
+        for (int l = 0; l < 32; ++l) new_next &= __shfl_sync(~0u, first, l) != next;
+        mine += new_first + (nearest ? new_first : new_next);
     }
     atomicAdd(&sectors, mine);
     __syncthreads();
-    if (threadIdx.x == 0) *choice = float(sectors) > few * samples;
+    if (threadIdx.x == 0) *choice = float(sectors) > 2 * few * samples;
 }
 
 void set_points(GridSampleJob& job, const Plan& plan) {
@@ -79,7 +86,8 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.narrow = narrow_of(p);
     job.alone = !job.general && grid_alone(p);
     job.reads = reads_input(p);
-    job.words = p.C <= 4 || p.interpolation == Interpolation::kNearest || p.B * p.P < kFewRead;
+    job.planes = by_planes(p) && job.narrow == Narrow::kPlanar;
+    job.words = p.C <= 4 || takes_points(p);
     job.shares = shares_of(p);
 }
 
@@ -240,8 +248,7 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
 /// that to the input.
 const char* run_apart(const GridSampleParams& p, const Plan& plan, Choice choice, int processors,
                       cudaStream_t stream) {
-    GridSampleParams to_grid = p, to_input = p;
-    to_grid.grad_input = nullptr, to_input.grad_grid = nullptr;
+    const GridSampleParams to_grid = to_grid_of(p), to_input = to_input_of(p);
     if (p.grad_grid) {
         const char* error = run(to_grid, plan_of(to_grid, false), choice, processors, stream);
         if (error) return error;
@@ -252,6 +259,10 @@ const char* run_apart(const GridSampleParams& p, const Plan& plan, Choice choice
 }  // namespace
 
 int64_t grid_sample_scratch_cuda(const GridSampleParams* p) {
+    if (is_apart(*p)) {
+        const GridSampleParams to_grid = to_grid_of(*p), to_input = to_input_of(*p);
+        return std::max(grid_sample_scratch_cuda(&to_grid), grid_sample_scratch_cuda(&to_input));
+    }
     const Plans plans = plans_of(*p);
     int64_t bytes = 0;
     if (plans.take != Plans::kTurned) bytes = bytes_of(plans.plain);
@@ -274,6 +285,11 @@ static void tell(const GridSampleParams& p, const Plans& plans) {
 }
 
 const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
+    if (is_apart(*p)) {
+        const GridSampleParams to_grid = to_grid_of(*p), to_input = to_input_of(*p);
+        const char* error = grid_sample_cuda(&to_grid, stream_pointer);
+        return error ? error : grid_sample_cuda(&to_input, stream_pointer);
+    }
     const auto stream = static_cast<cudaStream_t>(stream_pointer);
     const Plans plans = plans_of(*p);
     tell(*p, plans);
@@ -286,8 +302,7 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     int* const choice = static_cast<int*>(p->scratch);
     if (plans.turned.runs) {  // which choose the other way where points crowd
         if (const char* error = run_apart(*p, plans.turned, {}, processors, stream)) return error;
-        GridSampleParams to_input = *p;
-        to_input.grad_grid = nullptr;
+        const GridSampleParams to_input = to_input_of(*p);
         return run(to_input, plan_of(to_input, false), {choice, 1}, processors, stream);
     }
     GridSampleJob job{*p};

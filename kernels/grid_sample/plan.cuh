@@ -1,5 +1,5 @@
-// How grid_sample on the GPU does a job: whether fields are turned, how many channels at a time,
-// where gradients are summed.
+// One way in which grid_sample on the GPU does a job: whether fields are turned, how many channels
+// at a time, where gradients are summed. Which one is taken is in cheapest.cuh.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -81,20 +81,6 @@ struct Plan {
     int64_t copy_bytes = 0, sum_bytes = 0;
 };
 
-/// Both ways, and when to take the second: always, never, or beyond so many sectors. The second
-/// turns channels last, or sums in shared memory (`field`, `runs`, which look at the points too).
-struct Plans {
-    Plan plain, turned;
-    enum { kPlain, kTurned, kProbe } take = kPlain;
-    float few = 0;
-    // Microseconds by kGridSampleRates: turned; as it is, with points that neighbour each other,
-    // that do not.
-    double turning = kUnknown, near = kUnknown, far = kUnknown;
-    const char* why =
-        "there is one way for this: channels side by side, one channel, few points, "
-        "float64, bicubic or fixed point";
-};
-
 bool is_second(const GridSampleParams& p) { return p.to_grad_input || p.to_grad_grid; }
 
 /// Whether offsets in a copy with the channels last fit in 32 bits.
@@ -109,6 +95,21 @@ constexpr int64_t kFewSums = 1 << 17;  // below, kernels' launches decide and no
 /// Of so few points a warp that takes 32 of them leaves most of a GPU idle: threads then share a
 /// point, or its channels are shared out.
 constexpr int64_t kFewRead = 1 << 15, kFewAdded = 1 << 14;
+
+/// True if the forward has a thread for each point, and not several, whatever the channels.
+bool takes_points(const GridSampleParams& p) {
+    const int64_t image = p.C * voxel_count(p) * element_size(p.dtype);
+    return p.interpolation == Interpolation::kNearest || p.B * p.P < kFewRead ||
+           image < kGridSampleRates.held;
+}
+
+/// True if the forward takes channel after channel, so that the L2 cache holds what it reads at a
+/// time: of points that have no neighbours, in a field that the cache does not hold.
+bool by_planes(const GridSampleParams& p) {
+    const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype);
+    return !p.grad_out && p.C > 1 && p.C < 1 << 16 &&
+           p.P * kGridSampleRates.lonely < voxel_count(p) && field > kGridSampleRates.plane_field;
+}
 
 /// Whether the backward reads the input.
 bool reads_input(const GridSampleParams& p) {
@@ -163,7 +164,8 @@ bool by_runs(const GridSampleParams& p) {
     int64_t dense = last ? p.C : 1;
     for (int d = 2; d >= 0; dense *= p.size[d--])
         fits = fits && (p.size[d] == 1 || p.grad_input_stride[2 + d] == dense);
-    return fits && p.B * p.C * voxels * r.passes > p.B * p.P * r.listed + r.lists;
+    const double saved = voxels * r.passes + double(p.P << p.D) * r.summed;
+    return fits && p.P * 8 < voxels && p.B * p.C * saved > p.B * p.P * r.listed + r.lists;
 }
 
 /// Scratch memory for a field of so many bytes a pixel.
@@ -172,8 +174,10 @@ int64_t field_bytes(const GridSampleParams& p, int64_t each) {
 }
 
 /// True unless a field is so much larger than what is added to it that a pass over it in float does
-/// not pay: one in 16 bits is then added to as it is.
-bool is_dense(const GridSampleParams& p) { return p.P * 128 >= voxel_count(p); }
+/// not pay: one in 16 bits is then added to as it is. In two dimensions 32 pixels to a tap.
+bool is_dense(const GridSampleParams& p) {
+    return p.P * (p.interpolation == Interpolation::kNearest ? 32 : 128) >= voxel_count(p);
+}
 
 /// `turn`: with the channels last, whatever they are in the input.
 Plan plan_of(const GridSampleParams& p, bool turn) {
@@ -189,8 +193,7 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         plan.copy = turn;
         if (turn) plan.V = size == 2 && p.C > 4 ? 8 : 4;
         // Those whose kernel has a thread for each point take four at a time.
-        const bool nearest = p.interpolation == Interpolation::kNearest;
-        if (!turn && (nearest || p.B * p.P < kFewRead)) plan.V = std::min(plan.V, 4);
+        if (takes_points(p)) plan.V = std::min(plan.V, 4);
     } else if (second || p.dtype == DType::kDouble) {
         plan.sums = plan.order = size == 2 && p.grad_input;
     } else if (!p.grad_input) {
@@ -201,10 +204,12 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         const bool direct =
             (size == 4 || !dense) && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
         plan.sums = !direct && (turn || (size == 2 && dense));
-        // Where points are few beside pixels, passes over the field cost more than they save.
+        const bool nearest = p.interpolation == Interpolation::kNearest;
+        // Where points are few beside pixels, passes over the field cost more than they save; so
+        // they do where each point adds to one pixel of few channels.
         const bool sparse = !turn && p.P * 4 < voxels;
-        plan.order =
-            plan.sums && (p.C == 1 || sparse || p.B * p.P * p.C < kFewSums || !fits_last(p));
+        plan.order = plan.sums && (p.C == 1 || sparse || (nearest && p.C < 4) ||
+                                   p.B * p.P * p.C < kFewSums || !fits_last(p));
         const bool few = size == 4 && p.B * p.P < kFewAdded;
         if (fits_last(p) && ((direct && !few) || (plan.sums && !plan.order))) {
             plan.V = p.C > 1 ? 4 : 1;
@@ -224,103 +229,6 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
     return plan;
 }
 
-constexpr int64_t kChoiceBytes = 256;
-
-/// The two ways' costs, where channels are turned last or not: turned fields have one row where
-/// others have one for each channel, but take a pass of their own.
-Plans cheapest_read(const GridSampleParams& p, Plans plans) {
-    constexpr auto r = kGridSampleRates;
-    const int size = element_size(p.dtype);
-    const int64_t pad = plans.turned.pad, field = p.C * voxel_count(p) * size;
-    const bool nearest = p.interpolation == Interpolation::kNearest;
-    const double rows = double(p.B) * p.P * (nearest ? 1 : 1 << (p.D - 1)) * 1e-6;
-    const double each =
-        pad == 4 ? r.words : r.row + r.row_byte * std::max(2. * pad * size - 32, 0.);
-    const double held = std::max(1., double(p.B) * p.C * voxel_count(p) * size * 1e-6);
-    const double missed = r.missed * std::max(0., 1 - r.large / held);
-    const double turned = r.turn +
-                          double(p.B) * voxel_count(p) * (p.C + pad) * size * 1e-6 / r.stream +
-                          rows * (each + missed);
-    const bool last = p.input_stride[1] == 1;
-    const double fetched =
-        last ? std::min(r.scattered, r.last + r.last_byte * double(p.C * size) + missed / p.C)
-             : r.scattered + missed;
-    const double coherent = rows * p.C * r.coherent;
-    const double scattered = rows * p.C * (field <= r.cache ? r.cached : fetched);
-    plans.turning = turned, plans.near = coherent, plans.far = scattered;
-    plans.why = "turning costs more than it saves";
-    if (turned < r.gain * std::min(coherent, scattered)) {
-        plans.take = Plans::kTurned, plans.why = "turning pays wherever the points lie";
-    } else if (turned < r.look * scattered && scattered > r.least) {
-        plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
-        plans.few = r.near + (r.far - r.near) * float((turned - coherent) / (scattered - coherent));
-    }
-    return plans;
-}
-
-/// Of gradients turning pays where the sectors that scattered points fetch, or add to, channel by
-/// channel outweigh the passes over the field.
-Plans cheapest_gradients(const GridSampleParams& p, Plans plans) {
-    constexpr auto r = kGridSampleGradientRates;
-    constexpr double kStream = r.stream * 1e6, kSectors = r.sectors * 1e6;
-    const Plan& turned = plans.turned;
-    const bool sums = p.grad_input;
-    if (!sums && p.C * voxel_count(p) * element_size(p.dtype) <= kGridSampleRates.cache) {
-        plans.why = "an L1 cache holds the field";
-        return plans;
-    }
-    const double points = double(p.B) * p.P, voxels = double(p.B) * voxel_count(p);
-    const int size = element_size(p.dtype), rows = 1 << (p.D - 1);
-    const double pair = std::max<double>(2.0 * turned.pad * size, 32);
-    double turning =
-        voxels * (p.C + turned.pad) * size / kStream + points * rows * pair * r.pair / kSectors;
-    // For each sector that 32 neighbouring points lie in, in each row of each channel.
-    double sector = points / 32 * p.C * rows * r.sector * 32 / kSectors;
-    if (p.input_stride[1] == 1) sector *= r.last * size / 32;  // one for several channels
-    if (sums) turning *= r.turn_sums, sector *= r.add;
-    plans.turning = turning, plans.near = r.look * sector, plans.far = 32 * sector;
-    plans.why = "turning costs more than it saves, or all takes too little time for a look";
-    if ((!sums && p.C < 4) || turning > 32 * sector ||
-        32 * sector < (sums ? r.least_sums : r.least))
-        return plans;
-    plans.take = turning < r.look * sector ? Plans::kTurned : Plans::kProbe;
-    plans.why = plans.take == Plans::kProbe ? "it pays where points are scattered"
-                                            : "turning pays wherever the points lie";
-    plans.few = float(turning / sector);
-    return plans;
-}
-
-Plans plans_of(const GridSampleParams& p) {
-    Plans plans;
-    plans.plain = plan_of(p, false);
-    const bool sums = p.grad_out && p.grad_input && !is_second(p) && !plans.plain.fixed;
-    if (sums && p.interpolation == Interpolation::kLinear) {
-        if (is_dense(p) && by_runs(p)) {
-            plans.turned.runs = true;
-            plans.turned.sum_bytes = runs_of(p).bytes(taps_of(p));
-            plans.take = Plans::kProbe;
-            plans.why = "16 bits, and far more pixels than points; unless these crowd in places";
-            return plans;
-        }
-        if ((plans.turned.field = field_channels(p))) {
-            plans.turned.sums = plans.turned.order = element_size(p.dtype) == 2;
-            if (plans.turned.sums) plans.turned.sum_bytes = field_bytes(p, p.C * 4);
-            plans.turned.pad = p.C;
-            plans.take = Plans::kProbe, plans.few = kGridSampleGradientRates.field_few;
-            plans.why = "shared memory pays where points of the same pixels do not neighbour";
-            return plans;
-        }
-    }
-    if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
-        plans.plain.fixed || p.interpolation == Interpolation::kCubic || !fits_last(p) ||
-        p.P < 1024)
-        return plans;
-    plans.turned = plan_of(p, true);
-    return (p.grad_out ? cheapest_gradients : cheapest_read)(p, plans);
-}
-
-int64_t bytes_of(const Plan& plan) { return plan.copy_bytes + plan.sum_bytes; }
-
 /// Which of the kernels for few channels at a time fits the layout.
 Narrow narrow_of(const GridSampleParams& p) {
     if (p.C > 1 && p.input_stride[1] == 1) return Narrow::kLast;
@@ -329,9 +237,11 @@ Narrow narrow_of(const GridSampleParams& p) {
 
 /// Whether the kernel for the gradient to the grid alone does the job, in words or not.
 bool grid_alone(const GridSampleParams& p) {
+    const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype);
+    const bool held = field < kGridSampleGradientRates.held;
     return p.grad_grid && !p.grad_input && !is_second(p) && p.dtype != DType::kDouble &&
            p.interpolation == Interpolation::kLinear && narrow_of(p) != Narrow::kNot &&
-           (vector_of(p, p.input, p.input_stride) < 4 || p.B * p.P < kFewAdded);
+           (vector_of(p, p.input, p.input_stride) < 4 || p.B * p.P < kFewAdded || held);
 }
 
 /// Threads that share a point.

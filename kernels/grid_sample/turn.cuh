@@ -1,7 +1,10 @@
 // Passes over whole fields beside grid_sample's kernels on the GPU: channels turned last, zeros,
 // sums rounded. Each may be launched to do nothing, where the choice is made on the device.
 #pragma once
+#include <cuda_pipeline.h>
+
 #include <algorithm>
+#include <type_traits>
 
 #include "job.cuh"
 
@@ -94,6 +97,130 @@ __device__ void store_up_to(T* to, int64_t first, int64_t count, const Vector<T,
         if (first + j < count) to[first + j] = x.at[j];
 }
 
+/// A tensor whose voxels neighbour each other, and one whose voxels' rows, of whole words of four
+/// channels, follow one another: the channels of one are those of the other, turned in tiles.
+template <typename Planar, typename Last>
+struct Turned {
+    Planar* planar;
+    Last* last;
+    int64_t b_stride, c_stride, voxels;  // of `planar`; elements
+    int C, row;                          // channels of `planar`, elements of a row of `last`
+    int groups_log2, wide_log2;          // of a tile: words of four channels, voxels
+    unsigned across, deep, tiles;        // tiles side by side, one behind another, in all
+    const void* end;                     // of `planar`
+
+    static constexpr int kWord = 16 / sizeof(Planar);         // voxels
+    static constexpr int kElements = 16384 / sizeof(Planar);  // of a tile, at most
+
+    /// Where a tile has channel c of voxel v, in a row of so many elements. Words of 16 bytes
+    /// change places within a row, by channel: a warp's channels of a few voxels then lie in
+    /// different banks.
+    __device__ int at(int c, int v, int wide) const {
+        const int turn = (c / 4) << (3 - groups_log2) & 7;
+        return c * wide + (v / kWord ^ turn) * kWord + v % kWord;
+    }
+    /// Calls body(planar, last, c0, voxels) for each of a block's tiles: where they begin. Tiles of
+    /// the same voxels come one after the other, since they share sectors of `last`.
+    template <typename Body>
+    __device__ void each_tile(const Body& body) const {
+        for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+            const unsigned block = index / deep;
+            const int64_t v0 = int64_t(block % across) << wide_log2, b = block / across;
+            const int c0 = int(index - block * deep) << (2 + groups_log2);
+            const int64_t left = voxels - v0;
+            __syncthreads();
+            body(planar + b * b_stride + c0 * c_stride + v0, last + (b * voxels + v0) * row + c0,
+                 c0, left < 1 << wide_log2 ? int(left) : 1 << wide_log2);
+        }
+    }
+};
+
+constexpr int kTogether = 4;  // words of a thread that are under way
+
+/// Turns channels last; those beyond C become zeros. Whole words go to shared memory, from where
+/// they lie: a channel's first voxel is then one of the first word's.
+template <typename T>
+__global__ void __launch_bounds__(kTurners, 8)
+    turn_last(const __grid_constant__ Turned<const T, T> job, Choice choice) {
+    if (choice.idle()) return;
+    constexpr int kWord = job.kWord, kSpare = 8 * kWord;  // 8 words: those that change places
+    __shared__ alignas(16) T tile[job.kElements + 32 * kSpare];
+    const int wide = (1 << job.wide_log2) + kSpare, channels = 4 << job.groups_log2;
+    const int words = (1 << job.wide_log2) / kWord + 1;
+    const auto end = reinterpret_cast<uintptr_t>(job.end);
+    job.each_tile([&](const T* planar, T* last, int c0, int most) {
+        const auto begin = reinterpret_cast<uintptr_t>(planar);
+        const auto before = [&](int c) {  // elements of the first word that are not the channel's
+            const unsigned offset = unsigned(c) * unsigned(job.c_stride) * sizeof(T);
+            return int((unsigned(begin) + offset) % 16 / sizeof(T));
+        };
+        for (int c = threadIdx.x / 32; c < channels; c += kTurners / 32) {
+            const uintptr_t first = (begin + c * job.c_stride * sizeof(T)) & ~uintptr_t(15);
+            const int real = c0 + c < job.C ? words : 0;
+            for (int w = threadIdx.x % 32; w < words; w += 32) {
+                const uintptr_t from = first + 16 * w;
+                const bool there = w < real && from < end;
+                const int missing = !there ? 16 : end - from < 16 ? 16 - int(end - from) : 0;
+                __pipeline_memcpy_async(tile + job.at(c, w * kWord, wide),
+                                        reinterpret_cast<const void*>(there ? from : first), 16,
+                                        missing);
+            }
+        }
+        __pipeline_commit();
+        __pipeline_wait_prior(0);
+        __syncthreads();
+#pragma unroll 2
+        for (int i = threadIdx.x; i < most << job.groups_log2; i += kTurners) {
+            const int v = i >> job.groups_log2, c = (i & (channels / 4 - 1)) * 4;
+            Vector<T, 4> word;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                word.at[e] = tile[job.at(c + e, v + before(c + e), wide)];
+            }
+            if (c0 + c < job.row) store_vector(last + int64_t(v) * job.row + c, word);
+        }
+    });
+}
+
+/// Turns channels first, `W` voxels at a time, and rounds.
+template <typename From, typename To, int W>
+__global__ void __launch_bounds__(kTurners, 6)
+    turn_first(const __grid_constant__ Turned<To, const From> job, Choice choice) {
+    if (choice.idle()) return;
+    __shared__ alignas(16) To tile[job.kElements];
+    const int wide = 1 << job.wide_log2, groups = 1 << job.groups_log2;
+    job.each_tile([&](To* planar, const From* last, int c0, int most) {
+        for (int i0 = threadIdx.x; i0 < most << job.groups_log2; i0 += kTogether * kTurners) {
+            Vector<From, 4> word[kTogether];
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j) {
+                const int i = i0 + j * kTurners, v = i >> job.groups_log2,
+                          c = (i & (groups - 1)) * 4;
+                if (v < most && c0 + c < job.C)
+                    word[j] = load_constant<From, 4>(last + int64_t(v) * job.row + c);
+            }
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j) {
+                const int i = i0 + j * kTurners, v = i >> job.groups_log2,
+                          c = (i & (groups - 1)) * 4;
+                if (v >= most || c0 + c >= job.C) continue;
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    tile[job.at(c + e, v, wide)] = store<To>(load(word[j].at[e]));
+            }
+        }
+        __syncthreads();
+        const int channels = min(groups * 4, job.C - c0);
+#pragma unroll 4
+        for (int i = threadIdx.x * W; i < channels << job.wide_log2; i += kTurners * W) {
+            const int c = i >> job.wide_log2, v = i & (wide - 1);
+            if (v < most)
+                store_vector(planar + c * job.c_stride + v,
+                             load_vector<To, W>(tile + job.at(c, v, wide)));
+        }
+    });
+}
+
 constexpr int kRepacked = 4, kRepacks = 4;  // elements at a time, and how often a thread does it
 
 /// Copies rows of C channels to rows of another length; channels beyond C become zeros.
@@ -126,6 +253,60 @@ __global__ void __launch_bounds__(kTurners)
     }
 }
 
+/// A way to turn channels by whole words: `tiles` is 0 where tensors are not dense or have no rows
+/// of whole words.
+template <typename A, typename B>
+Turned<A, B> turned_of(const Voxels& planar, const Voxels& last, const GridSampleParams& p,
+                       int processors) {
+    const int64_t voxels = int64_t(p.size[0]) * p.size[1] * p.size[2];
+    const int row = row_of(last, voxels, p.B);
+    Turned<A, B> job{static_cast<A*>(planar.data), static_cast<B*>(last.data)};
+    const bool whole =
+        row > 0 && row % 4 == 0 && reinterpret_cast<uintptr_t>(last.data) % (4 * sizeof(B)) == 0;
+    const bool dense = planar.at.count[1] == voxels && planar.at.stride[2] == 1;
+    if (!dense || !whole || p.C == 1) return job;
+    int groups_log2 = 0, wide_log2 = 7;
+    while (4 << groups_log2 < row && groups_log2 < 3) ++groups_log2;
+    // Fewer at a time where less is left over, but whole sectors.
+    const auto covered = [row](int log2) { return ceil_div(row, 4 << log2) << log2; };
+    for (int log2 = groups_log2 - 1; log2 >= 1; --log2)
+        if (covered(log2) < covered(groups_log2)) groups_log2 = log2;
+    const int64_t deep = ceil_div(row, 4 << groups_log2);
+    const auto tiles = [&] { return ceil_div(voxels, 1 << wide_log2) * deep * p.B; };
+    while (8 << (groups_log2 + wide_log2) <= job.kElements && tiles() > 8 * processors) ++wide_log2;
+    job.b_stride = planar.b_stride, job.c_stride = planar.c_stride, job.voxels = voxels;
+    job.C = int(p.C), job.row = row, job.groups_log2 = groups_log2, job.wide_log2 = wide_log2;
+    job.across = unsigned(ceil_div(voxels, 1 << wide_log2)), job.deep = unsigned(deep);
+    job.end = job.planar + (p.B - 1) * job.b_stride + (p.C - 1) * job.c_stride + voxels;
+    job.tiles = tiles() <= 0x7fffffff ? unsigned(tiles()) : 0;
+    return job;
+}
+
+/// Turns channels by whole words if it can.
+template <typename From, typename To>
+bool turn_words(const Voxels& from, const Voxels& to, const GridSampleParams& p, Choice choice,
+                int processors, cudaStream_t stream) {
+    const auto blocks = [&](unsigned tiles) {
+        return choice.made ? std::min(tiles, 32u * processors) : tiles;
+    };
+    if constexpr (std::is_same_v<From, To>) {
+        const auto job = turned_of<const From, To>(from, to, p, processors);
+        if (job.tiles) turn_last<<<blocks(job.tiles), kTurners, 0, stream>>>(job, choice);
+        if (job.tiles) return true;
+    }
+    if constexpr (sizeof(From) == 4) {
+        const auto job = turned_of<To, const From>(to, from, p, processors);
+        constexpr int kWord = job.kWord;
+        const bool whole = reinterpret_cast<uintptr_t>(to.data) % 16 == 0 &&
+                           job.voxels % kWord == 0 && job.c_stride % kWord == 0 &&
+                           job.b_stride % kWord == 0;
+        const auto kernel = whole ? turn_first<From, To, kWord> : turn_first<From, To, 1>;
+        if (job.tiles) kernel<<<blocks(job.tiles), kTurners, 0, stream>>>(job, choice);
+        return job.tiles > 0;
+    }
+    return false;
+}
+
 template <typename From, typename To>
 const char* turn(const Voxels& from, const Voxels& to, const GridSampleParams& p, int pad,
                  Choice choice, int processors, cudaStream_t stream) {
@@ -141,6 +322,7 @@ const char* turn(const Voxels& from, const Voxels& to, const GridSampleParams& p
                 int(p.C), from_row, to_row, choice);
         return launch_error();
     }
+    if (turn_words<From, To>(from, to, p, choice, processors, stream)) return launch_error();
     int channels_log2 = 0;
     while (1 << channels_log2 < pad && channels_log2 < 5) ++channels_log2;
     // Fewer at a time where less is left over, but whole sectors.
