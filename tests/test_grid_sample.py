@@ -652,7 +652,7 @@ def test_few_points_of_far_more_pixels(size, last, dtype, path):
         ((1, 33, 141, 203), 500_000),
         ((2, 72, 16, 20, 24), 30_000),
         ((1, 3, 1811, 1907), 30_000),  # few points of large channels: one channel after the other
-        ((1, 5, 201, 203, 207), 30_000),
+        ((1, 5, 201, 203, 207), 80_000),
     ],
 )
 def test_channels_turned_on_a_gpu(size, points, dtype, path):
@@ -662,9 +662,9 @@ def test_channels_turned_on_a_gpu(size, points, dtype, path):
     grid = places(path, size[0], points, dims, "cuda").to(dtype)
     slices = torch.rand(*size[:-1], size[-1] + 1, device="cuda").to(dtype)[..., 1:]
     for image in (dense, dense.contiguous(memory_format=LAST[dims]), slices):
-        wide = image.double() if max(size) < 100 else image.float()
         options = "bilinear", "border", True
-        mostly_close(grid_sample(image, grid, *options), torchs(wide, grid.to(wide), *options), 256)
+        theirs = torchs(image.float(), grid.float(), *options)
+        mostly_close(grid_sample(image, grid, *options), theirs, 256)
         small = max(size) < 100 and dtype == torch.float32
         check_gradients(image, grid, "reflection", by_torch if small else in_float32)
 

@@ -23,7 +23,7 @@ struct GridSampleRates {
     float near = 12, far = 32;  // sectors that 32 points lie in, coherent and scattered ones
     double large = 50;          // MB of the L2 cache; and so much
     double missed = 20;         // a million rows take more, where it holds none: from one of 500 MB
-    int64_t held = 600000;      // bytes of an image that threads to a point read quicker
+    int64_t held = 256 << 10;   // bytes of an image that threads to a point read quicker
     int64_t lonely = 5;         // pixels to a point, from where points have no neighbours,
     double plane_field = 2e7;   // and bytes of a field of which channels are then read one by one:
     double by_planes = 0.65;    // that takes of what scattered ones would
@@ -51,7 +51,7 @@ struct GridSampleGradientRates {
     double passes = 1.6e-6;  // of an element in 16 bits, in float, beyond writing it;
     double summed = 6e-6;    // of an addition to one,
     double listed = 1.1e-4;  // and of a point in the lists of runs of pixels,
-    double lists = 14;       // and of launching what makes these
+    double lists = 20;       // and of launching what makes these
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;
 
