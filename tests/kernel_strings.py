@@ -3,12 +3,10 @@
 import importlib
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, ended, start_python
 
 import loader
 
@@ -85,10 +83,8 @@ def in_a_new_process(code: str, cache, **environment) -> dict:
     """What the code prints as JSON."""
     env = {**os.environ, "LOADER_CACHE_DIR": str(cache), "LOADER_BUILD": "lazy", **environment}
     # Python's own compiled files are kept, as they usually are.
-    env |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache.parent / "python")}
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"],
-        env=env, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    env["PYTHONDONTWRITEBYTECODE"] = ""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"
+    done = ended(start_python(code, os.getcwd(), env))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

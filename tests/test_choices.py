@@ -2,12 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, ended, start_python
 
 import loader
 from loader.jit.operators import choices
@@ -90,10 +88,8 @@ for side in (4, 8, 100, 200):
 
     def told(verbose):
         environment = os.environ | {"LOADER_VERBOSE": verbose}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True
-        )
+        done = ended(start_python(code, ROOT, environment))
+        assert done.returncode == 0, done.stderr
         return [line for line in done.stderr.splitlines() if "apply_lut3d: table" in line]
 
     lines = told("1")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, Checkout
+from conftest import ROOT, Checkout, ended, start_program, start_python
 
 from loader.jit.build.progress import Progress
 
@@ -242,18 +242,16 @@ except loader.BuildError as error:
     print(error, flush=True)
 input()
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=checkout.root,
-        env=checkout.environment(LOADER_BUILD="lazy"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    theirs, ours = os.pipe()
+    env = checkout.environment(LOADER_BUILD="lazy")
+    process = start_python(code, checkout.root, env, stdin=theirs)
+    os.close(theirs)
     assert "cannot be written: No space left on device" in process.stdout.readline()
     other = checkout.run(USE)
     assert other.returncode == 0 and "waiting" not in other.stderr
-    process.communicate("\n")
+    os.write(ours, b"\n")
+    os.close(ours)
+    process.communicate()
 
 
 @pytest.mark.usefixtures("built")
@@ -340,9 +338,8 @@ def test_data_loader_workers_and_multiprocessing(checkout, method, when):
     """Children may be the first to use an operator, and to build it."""
     script = checkout.root / "workers.py"
     script.write_text(WORKERS)
-    command = f"[sys.executable, 'workers.py', {method!r}, {when!r}]"
-    code = f"import subprocess, sys; sys.exit(subprocess.call({command}))"
-    done = checkout.run(code, LOADER_BUILD="lazy", OMP_NUM_THREADS="1")
+    env = checkout.environment(LOADER_BUILD="lazy", OMP_NUM_THREADS="1")
+    done = ended(start_program([script, method, when], checkout.root, env))
     assert done.returncode == 0, done.stderr
     assert len(checkout.entries()) == 1
 

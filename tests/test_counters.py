@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, ended, start_program
 
 sys.path.append(str(ROOT / "bench"))
 import counters
@@ -86,11 +85,9 @@ def test_counters_that_a_gpu_lacks_are_not_asked_for(tmp_path):
 
 
 def test_without_ncu_or_a_gpu_it_is_one_line(tmp_path):
-    command = [sys.executable, "-m", "loader", "bench", "counters", "square"]
+    words = ["-m", "loader", "bench", "counters", "square"]
     environment = {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = ended(start_program(words, ROOT, os.environ | environment))
     assert done.returncode == 1
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("counters: ")]
     assert "no ncu" in line or "no GPU to run it on" in line

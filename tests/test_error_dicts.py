@@ -3,12 +3,10 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, ended, start_program
 
 import loader
 from loader.jit.errors import BuildError, CacheError, joined
@@ -168,14 +166,8 @@ def test_errors_of_a_program_below_run_are_lines_too(tmp_path):
         'load_inline("run_bad", "#include <Python.h>\\nint f() { return missing; }",\n'
         '            functions=["f"], no_implicit_headers=True)\n'
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "loader", "run", str(script)],
-        cwd=ROOT,
-        env={**os.environ, "LOADER_ERRORS": "json", "LOADER_CACHE_DIR": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, "LOADER_ERRORS": "json", "LOADER_CACHE_DIR": str(tmp_path / "cache")}
+    done = ended(start_program(["-m", "loader", "run", script], ROOT, env))
     assert done.returncode == 1
     (error,) = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert error["at"] == {"file": str(script), "line": 2}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import verdicts
-from conftest import ROOT
+from conftest import ROOT, ended, start_program
 from honest_candidates import HONEST, INLINE, REFERENCES
 from hostile_candidates import REFERENCE, RIGHT, module
 
@@ -187,9 +187,9 @@ def below(pid: int) -> list[int]:
 
 def test_nothing_goes_on_when_the_judge_is_killed(files):
     (files / "endless.py").write_text(module("while True: pass"))
-    command = [sys.executable, "-m", "loader", "judge", files / "endless.py"]
-    command += ["--reference", files / "ref.py", "--device", "cpu"]
-    process = subprocess.Popen(command, cwd=ROOT)
+    words = ["-m", "loader", "judge", files / "endless.py"]
+    words += ["--reference", files / "ref.py", "--device", "cpu"]
+    process = start_program(words, ROOT, {**os.environ})
     deadline = time.monotonic() + 120
     while len(there := below(process.pid)) < 7:  # court, referee, and three for each of two
         assert process.poll() is None and time.monotonic() < deadline
@@ -199,16 +199,11 @@ def test_nothing_goes_on_when_the_judge_is_killed(files):
     while any(os.path.exists(f"/proc/{pid}") for pid in there):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    ended(process)
 
 
 def run(*words: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "loader", "judge", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ended(start_program(["-m", "loader", "judge", *words], ROOT, {**os.environ}))
 
 
 def test_a_command_judges_a_folder_and_writes_json(files, tmp_path):

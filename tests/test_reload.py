@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Checkout
+from conftest import ROOT, Checkout, ended, start_program
 from living import FORWARD, NOTE, Living, note_which, square_and_add2
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -221,25 +220,9 @@ def test_random_edits(tmp_path):
     import edits
 
     edits_main, compilers = Path(edits.__file__), f"{os.environ['OCTET_COMPILERS']}/bin:"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "loader",
-            "bench",
-            "edits",
-            "--count",
-            "12",
-            "--results",
-            str(tmp_path),
-        ],
-        cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(tmp_path), "PATH": f"{compilers}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    words = ["-m", "loader", "bench", "edits", "--count", 12, "--results", tmp_path]
+    changes = {"TMPDIR": str(tmp_path), "PATH": f"{compilers}{os.environ['PATH']}"}
+    done = ended(start_program(words, ROOT, os.environ | changes), timeout=600)
     assert done.returncode == 0, f"{edits_main}: {done.stdout}{done.stderr}"
     (row,) = json.loads((tmp_path / "edits_cpu.json").read_text())["rows"]
     assert row["mistakes"] == [] and row["bytes_an_edit"] < 2 << 20

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import kernel_strings
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, start_python
 from kernel_strings import in_a_new_process, source_build
 
 import loader
@@ -174,10 +172,7 @@ print(x.item())
         "LOADER_CACHE_DIR": str(tmp_path / "cache"),
         "LOADER_BUILD": "lazy",
     }
-    two = [
-        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    two = [start_python(code, os.getcwd(), env) for _ in range(2)]
     assert [process.stdout.readline() for process in two] == ["asks\n"] * 2
     while not log.exists():
         time.sleep(0.02)

@@ -6,13 +6,11 @@ import os
 import random
 import shutil
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Checkout
+from conftest import ROOT, Checkout, ended, start_python
 
 from loader.jit.cache import key
 from loader.jit.cache import prune as cache
@@ -244,21 +242,17 @@ def test_a_process_that_uses_an_operator_keeps_it(checkout):
     code = (
         USE + "; print('using', flush=True); input(); import loader; loader.square(torch.ones(2))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=checkout.root,
-        env=checkout.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    theirs, ours = os.pipe()
+    process = start_python(code, checkout.root, checkout.environment(), stdin=theirs)
+    os.close(theirs)
     assert process.stdout.readline() == "using\n"
     listed = checkout.command("cache")
     assert "square" in listed.stdout and "yes" in listed.stdout
     cleared = checkout.command("cache", "--clear")
     assert "1 in use stay" in cleared.stdout and len(checkout.entries()) == 1
-    process.communicate("\n")
-    assert process.returncode == 0
+    os.write(ours, b"\n")
+    os.close(ours)
+    assert ended(process).returncode == 0
     assert checkout.command("cache", "--clear").returncode == 0 and not checkout.entries()
 
 
