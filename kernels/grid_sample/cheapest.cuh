@@ -103,12 +103,14 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     const double sums = double(p.B) * p.C * voxel_count(p) * 4e-6;
     const double missed = r.missed * std::max(0., 1 - read.large / sums);
     double near = taps * (p.C * r.add_near - words * r.word_near);
-    double far = taps * (p.C * (r.add_far + missed) - words * (r.word_far + missed));
+    double held = taps * (p.C * r.add_far - words * r.word_far);  // scattered, in the L2 cache
+    double far = held + taps * (p.C - words) * missed;
     if (plans.turned.copy) {
         const double rows = taps / 2;
         const double each = words == 1 ? read.words : read.row + read.row_byte * (words * 32 - 32);
         near += rows * (p.C * read.coherent - each);
-        far += rows * (p.C * read.scattered - each) / 2;
+        const double read_far = rows * (p.C * read.scattered - each) / 2;
+        held += read_far, far += read_far;
     }
     const double passes = passes_of(p, plans.turned) - passes_of(p, plans.plain) + r.launches;
     plans.turning = passes, plans.near = near, plans.far = far;
@@ -119,7 +121,10 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
         plans.why = "words of four channels save more than passes take";
     } else if (far - passes > r.worth) {
         plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
-        plans.few = float(r.look + (32 - r.look) * (passes - near) / (far - near));
+        // What the cache misses costs points that share nothing: not those between.
+        constexpr double kMost = 31;  // sectors: scattered points are in hardly more
+        const double share = held > near ? (passes - near) / (held - near) : 1;
+        plans.few = float(std::min(kMost, r.look + (32 - r.look) * share));
     }
     return plans;
 }

@@ -164,8 +164,11 @@ bool by_runs(const GridSampleParams& p) {
     int64_t dense = last ? p.C : 1;
     for (int d = 2; d >= 0; dense *= p.size[d--])
         fits = fits && (p.size[d] == 1 || p.grad_input_stride[2 + d] == dense);
-    const double saved = voxels * r.passes + double(p.P << p.D) * r.summed;
-    return fits && p.P * 8 < voxels && p.B * p.C * saved > p.B * p.P * r.listed + r.lists;
+    // Of points that lie alone each addition is one to memory.
+    constexpr int64_t kAlone = 16;  // pixels to a point
+    const double saved =
+        voxels * r.passes + (p.P * kAlone < voxels ? double(p.P << p.D) * r.summed : 0);
+    return fits && p.B * p.C * saved > p.B * p.P * r.listed + r.lists;
 }
 
 /// Scratch memory for a field of so many bytes a pixel.
