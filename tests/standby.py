@@ -27,6 +27,10 @@ _TAKEN_OVER = (
     *("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONWARNINGS"),
     *("OMP_NUM_THREADS", "TORCH_CUDA_ARCH_LIST"),
 )
+_OF_A_BUILD = (
+    *("/three_ways/compare.py", "/three_ways/train.py"),
+    "/pyproject_hooks/_in_process/_in_process.py",
+)
 _GUARD = re.compile(r"/proc/self/fd/(\d+)$")
 
 
@@ -55,17 +59,25 @@ def stands_by(words) -> bool:
 
 
 def is_of_a_build(words) -> bool:
-    """True if these words start a Python that makes or uses one of three_ways' builds."""
+    """True if these words start a Python that makes or uses one of three_ways' builds.
+
+    Of these pip is one for what it starts, the hooks that run setup.py, which imports torch.
+    """
     if not isinstance(words, list) or len(words) < 3:
         return False
     builds = words[1] == "-c" and words[2].startswith("import loader; loader.build(")
-    return builds or str(words[1]).endswith(("/three_ways/compare.py", "/three_ways/train.py"))
+    return builds or words[1:3] == ["-m", "pip"] or str(words[1]).endswith(_OF_A_BUILD)
 
 
 def code_of(words: list[str]) -> str:
     """What such a Python runs."""
     if words[1] == "-c":
         return words[2]
+    if words[1] == "-m":
+        return (
+            f"import sys; sys.argv[:] = {words[2:]}; sys.path[0] = {os.getcwd()!r}\n"
+            f"import runpy; runpy.run_module({words[2]!r}, run_name='__main__', alter_sys=True)"
+        )
     return (
         f"import sys; sys.argv[:] = {words[1:]}; sys.path[0] = {os.path.dirname(words[1])!r}\n"
         f"import runpy; runpy.run_path({words[1]!r}, run_name='__main__')"
