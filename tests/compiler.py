@@ -3,8 +3,9 @@
 Hundreds of tests build the same few sources in caches of their own. Here an object is kept under
 the digest of its preprocessed source, the arguments and the compiler; a test's folder in any of
 these does not count, nor does a comment. A source whose place the compiler speaks of is compiled anew.
-Nor is it optimised much, which takes half of the time, but where OCTET_OPTIMIZE says so: what the
-operators compute is tested with the checkout's own build, in which flags are what they are.
+Nor is it optimised much, which takes half of the time, but where OCTET_OPTIMIZE says so: 1, or the
+folder whose sources are to be. What the operators compute is tested with the checkout's own build,
+in which flags are what they are.
 
 It is called thousands of times, most often for what is left to the compiler at once: so this half
 imports next to nothing, and what compiled_once.py imports is as little as a hit needs.
@@ -91,7 +92,9 @@ def main() -> None:
         os.execv(program, [program, *words])
     import compiled_once
 
-    quickly = name != "nvcc" and "OCTET_OPTIMIZE" not in os.environ
+    where = os.environ.get("OCTET_OPTIMIZE")
+    much = where and any(f"/{where}/" in word for word in words if word.endswith(".cpp"))
+    quickly = name != "nvcc" and not (much or where == "1")
     if quickly:
         words = ["-O1" if word == "-O3" else word for word in words]
     compiled_once.main(program, words, quickly)
