@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, Checkout
 
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1"
-# Of GCC, a sixth less of its time: registers are given out in whole functions, and checks are calls
+# Of GCC, a tenth less of its time: registers are given out in whole functions, and checks are calls
 # in those with hundreds of them. What is checked is the same.
 OF_GCC = "-fira-region=one --param asan-instrumentation-with-call-threshold=300"
 PARTS = 3  # of all operators, for as many workers
