@@ -21,6 +21,12 @@ struct Plans {
 
 constexpr int64_t kChoiceBytes = 256;
 
+/// Microseconds of a million rows of two turned pixels of `pad` elements, of `size` bytes each.
+double rows_of(int64_t pad, int size) {
+    constexpr auto r = kGridSampleRates;
+    return pad == 4 ? r.words : r.row + r.row_byte * std::max(2. * pad * size - 32, 0.);
+}
+
 /// The two ways' costs, where channels are turned last or not: turned fields have one row where
 /// others have one for each channel, but take a pass of their own.
 Plans cheapest_read(const GridSampleParams& p, Plans plans) {
@@ -29,8 +35,7 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans) {
     const int64_t pad = plans.turned.pad, field = p.C * voxel_count(p) * size;
     const bool nearest = p.interpolation == Interpolation::kNearest;
     const double rows = double(p.B) * p.P * (nearest ? 1 : 1 << (p.D - 1)) * 1e-6;
-    const double each =
-        pad == 4 ? r.words : r.row + r.row_byte * std::max(2. * pad * size - 32, 0.);
+    const double each = rows_of(pad, size);
     const double held = std::max(1., double(p.B) * p.C * voxel_count(p) * size * 1e-6);
     const double missed = r.missed * std::max(0., 1 - r.large / held);
     const double turned = r.turn +
@@ -106,8 +111,7 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     double held = taps * (p.C * r.add_far - words * r.word_far);  // scattered, in the L2 cache
     double far = held + taps * (p.C - words) * missed;
     if (plans.turned.copy) {
-        const double rows = taps / 2;
-        const double each = words == 1 ? read.words : read.row + read.row_byte * (words * 32 - 32);
+        const double rows = taps / 2, each = rows_of(plans.turned.pad, 4);
         near += rows * (p.C * read.coherent - each);
         const double read_far = rows * (p.C * read.scattered - each) / 2;
         held += read_far, far += read_far;
@@ -182,9 +186,8 @@ bool is_apart(const GridSampleParams& p) {
     if (added || input.turned.runs || input.turned.field) return false;
     const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype) * 1e-6;
     const double copy = (turned.copy_bytes * 1e-6 + field) / kGridSampleGradientRates.stream;
-    const double rows = double(taps_of(p)) / 2 * 1e-6, words = double(turned.pad) / 4;
-    const double each = words == 1 ? r.words : r.row + r.row_byte * (words * 32 - 32);
-    return copy + rows * each > rows * p.C * (r.coherent + r.scattered) / 2;
+    const double rows = double(taps_of(p)) / 2 * 1e-6;
+    return copy + rows * rows_of(turned.pad, 4) > rows * p.C * (r.coherent + r.scattered) / 2;
 }
 
 int64_t bytes_of(const Plan& plan) { return plan.copy_bytes + plan.sum_bytes; }

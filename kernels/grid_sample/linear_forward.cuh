@@ -196,7 +196,6 @@ const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.narrow == Narrow::kLast)
         return job.p.C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
                             : launch(narrow_forward<T, D, 4, Narrow::kLast>);
-    if (job.planes) job.shares = int(job.p.C);
     return job.p.C == 1 || job.planes ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
            : job.p.C == 3             ? launch(narrow_forward<T, D, 3, Narrow::kPlanar>)
                                       : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);

@@ -88,7 +88,7 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.reads = reads_input(p);
     job.planes = by_planes(p) && job.narrow == Narrow::kPlanar;
     job.words = p.C <= 4 || takes_points(p);
-    job.shares = shares_of(p);
+    job.shares = job.planes ? int(p.C) : shares_of(p);
 }
 
 template <typename T>

@@ -174,9 +174,7 @@ __global__ void __launch_bounds__(kTurners, 8)
             const int v = i >> job.groups_log2, c = (i & (channels / 4 - 1)) * 4;
             Vector<T, 4> word;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                word.at[e] = tile[job.at(c + e, v + before(c + e), wide)];
-            }
+            for (int e = 0; e < 4; ++e) word.at[e] = tile[job.at(c + e, v + before(c + e), wide)];
             if (c0 + c < job.row) store_vector(last + int64_t(v) * job.row + c, word);
         }
     });
