@@ -58,7 +58,7 @@ bool layout_of(const Tensor& image, PixelLayout& at) {
 /// `image`, or a copy of it in the rare case of too many strides.
 Tensor laid_out(const Tensor& image, PixelLayout& at) {
     if (layout_of(image, at)) return image;
-    const Tensor copy = torch::stable::contiguous(image);
+    const Tensor copy = as_contiguous(image);
     layout_of(copy, at);
     return copy;
 }
@@ -91,7 +91,7 @@ Tensor make_table(ApplyLut3dParams& p, const Tensor& lut) {
 }
 
 /// `lut`; more than one table next to each other.
-Tensor joined(const Tensor& lut) { return lut.dim() == 5 ? torch::stable::contiguous(lut) : lut; }
+Tensor joined(const Tensor& lut) { return lut.dim() == 5 ? as_contiguous(lut) : lut; }
 
 Lut3dWay way_of([[maybe_unused]] const ApplyLut3dParams& p, [[maybe_unused]] const Tensor& image) {
 #ifdef OCTET_CUDA

@@ -89,8 +89,8 @@ Tensor grid_sample_rows(const Tensor& grid, int64_t interpolation, int64_t paddi
     p.B = grid.size(0), p.P = 1;
     for (int64_t d = 1; d < dims - 1; ++d) p.P *= grid.size(d);
     set_points(grid, p.points, p.stride);
-    Tensor out =
-        torch::stable::new_empty(grid, Shape{p.B, p.P}, torch::headeronly::ScalarType::Int);
+    const int64_t size[] = {p.B, p.P}, stride[] = {std::max<int64_t>(p.P, 1), 1};
+    Tensor out = new_memory(grid, aoti_torch_dtype_int32(), 4, 2, size, stride);
     if (p.B * p.P == 0) return out;
     p.out = static_cast<int32_t*>(out.data_ptr());
     const auto* const rest = rest_of<GridSampleRest>(kName);

@@ -95,8 +95,7 @@ int64_t points_grain(const HashGridParams& p) { return 64 + 4096 / p.L; }
 
 /// Memory for a CUDA kernel, of the caller's stream like any tensor.
 Tensor scratch_of(HashGridParams& p, const Tensor& like, int64_t bytes) {
-    const Tensor scratch = torch::stable::new_empty(like, Shape{ceil_div(bytes, 8)},
-                                                    torch::headeronly::ScalarType::Double);
+    const Tensor scratch = new_bytes(like, bytes);
     p.scratch = bytes > 0 ? scratch.data_ptr() : nullptr;
     return scratch;
 }

@@ -212,6 +212,24 @@ class ModeTests(RefusalTests):
             peak = torch.cuda.max_memory_allocated() - before
             assert peak <= 1.01 * size + self.more_memory(tensors) + (1 << 16), (peak, size)
 
+    def test_memory_that_cannot_be_had(self, device):
+        """torch's own words, which programs look for that then try again with less."""
+        tensors = self.small(device)
+        grows = dict.fromkeys(range(len(tensors)), 0) if self.grows is None else self.grows
+        tensors = [
+            x.narrow(grows[i], 0, 1).expand(*x.shape[: grows[i]], 1 << 44, *x.shape[grows[i] + 1 :])
+            if i in grows
+            else x
+            for i, x in enumerate(tensors)
+        ]
+        words = (
+            "^DefaultCPUAllocator: can't allocate memory: you tried to allocate [0-9]{14,} bytes"
+            if device == "cpu"
+            else "^CUDA out of memory. Tried to allocate [0-9.]+ GiB on cuda:0"
+        )
+        with pytest.raises(RuntimeError, match=words):
+            self.call(*tensors)
+
     def more_memory(self, tensors) -> int:
         """Bytes beyond inputs, outputs and gradients, where an operator says that it takes some."""
         return 0

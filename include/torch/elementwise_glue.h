@@ -121,7 +121,7 @@ inline void run_elementwise(const Elementwise& e, DType dtype, const Tensor* con
         const Tensor* flat[kMaxInputs];
         Tensor* to[kMaxInputs] = {};
         for (size_t n = 0; n < inputs; ++n)
-            flat[n] = &copies.emplace_back(torch::stable::contiguous(*x[n]));
+            flat[n] = &copies.emplace_back(as_contiguous(*x[n]));
         for (size_t m = 0; m < outputs; ++m)
             if (out[m]) to[m] = &results.emplace_back(new_like(copies[0]));
         run_elementwise(e, dtype, flat, inputs, to, outputs);

@@ -10,6 +10,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <initializer_list>
 #include <optional>
 #include <stdexcept>
@@ -162,29 +163,50 @@ inline Code code_of(const char* op, const char* option, const std::string& value
                                 value + "'");
 }
 
-/// A new tensor of `like`'s dtype and device. Not torch::stable::new_empty or empty_like: those go
-/// through the dispatcher, a microsecond of each call.
-inline Tensor new_strided(const Tensor& like, int64_t dims, const int64_t* size,
-                          const int64_t* stride) {
-    int32_t dtype, type, index;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+/// Throws torch's own words for memory that cannot be had, as programs look for them that then try
+/// again with less; what else torch knows of it is on stderr.
+[[noreturn, gnu::cold]] inline void raise_no_memory(const Tensor& like, double bytes) {
+    char text[128];
+    if (like.is_cpu())
+        std::snprintf(text, sizeof text,
+                      "DefaultCPUAllocator: can't allocate memory: you tried to allocate %.0f "
+                      "bytes.",
+                      bytes);
+    else
+        std::snprintf(text, sizeof text, "CUDA out of memory. Tried to allocate %.2f %s on %s.",
+                      bytes / (bytes < 1 << 30 ? 1 << 20 : 1 << 30),
+                      bytes < 1 << 30 ? "MiB" : "GiB", device_text(like).c_str());
+    throw std::runtime_error(text);
+}
+
+/// A new tensor on `like`'s device. Not torch::stable::new_empty or empty_like: those go through
+/// the dispatcher, a microsecond of each call.
+inline Tensor new_memory(const Tensor& like, int32_t dtype, int64_t each, int64_t dims,
+                         const int64_t* size, const int64_t* stride) {
+    int32_t type, index;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
     AtenTensorHandle made;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, size, stride, dtype, type, index, &made));
+    if (aoti_torch_empty_strided(dims, size, stride, dtype, type, index, &made)) {
+        double bytes = double(each);
+        for (int64_t d = 0; d < dims; ++d) bytes += double(size[d] - 1) * double(stride[d] * each);
+        raise_no_memory(like, bytes);
+    }
     return Tensor(made);
+}
+
+/// One of `like`'s dtype too.
+inline Tensor new_strided(const Tensor& like, int64_t dims, const int64_t* size,
+                          const int64_t* stride) {
+    int32_t dtype;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+    return new_memory(like, dtype, int64_t(like.element_size()), dims, size, stride);
 }
 
 /// Memory on `like`'s device for a kernel to work in, aligned for any type.
 inline Tensor new_bytes(const Tensor& like, int64_t bytes) {
-    int32_t type, index;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
     const int64_t stride = 1;
-    AtenTensorHandle made;
-    TORCH_ERROR_CODE_CHECK(
-        aoti_torch_empty_strided(1, &bytes, &stride, aoti_torch_dtype_uint8(), type, index, &made));
-    return Tensor(made);
+    return new_memory(like, aoti_torch_dtype_uint8(), 1, 1, &bytes, &stride);
 }
 
 /// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
@@ -229,7 +251,20 @@ inline Tensor new_like(const Tensor& like) {
             open = open || (e != d && given[e] == given[d]);
         }
     }
-    return open ? torch::stable::empty_like(like) : new_strided(like, dims, size, stride);
+    if (!open) return new_strided(like, dims, size, stride);
+    try {
+        return torch::stable::empty_like(like);
+    } catch (const std::exception&) {
+        raise_no_memory(like, double(like.numel()) * double(like.element_size()));
+    }
+}
+
+/// `x`, or a contiguous copy of it.
+inline Tensor as_contiguous(const Tensor& x) {
+    if (x.is_contiguous()) return x;
+    Tensor copy = new_output(x, shape_of(x));
+    torch::stable::copy_(copy, x);
+    return copy;
 }
 
 /// Runs a kernel on `like`'s device: on the GPU in the caller's current stream, on the CPU over
