@@ -52,35 +52,40 @@ struct Window {
 /// gradients to `grad_input` and `grad_grid`; where `to_grad_input` or `to_grad_grid` are given
 /// too, the gradients of those: `out` is then that to `grad_out`. A result is null where not asked
 /// for.
+/// A kernel reads its parameters through a cache that is cold when it begins, 64 bytes at a time:
+/// what many kernels read lies together, behind what few do.
 struct GridSampleParams {
-    const void* input;          // (B, C, size...)
-    const void* grid;           // (B, P, D): x, y, z in [-1, 1]
-    const void* grad_out;       // (B, C, P)
+    void* scratch;              // as many bytes as `grid_sample_scratch_*` asks for
     const void* to_grad_input;  // as input: what arrives for grad_input in the second derivative
     const void* to_grad_grid;   // as grid: likewise
-    void* out;                  // (B, C, P), contiguous
-    void* grad_input;           // as input
-    void* grad_grid;            // (B, P, D), contiguous
-    void* scratch;              // as many bytes as `grid_sample_scratch_*` asks for
-    int64_t B, C, P;
-    int32_t D;                            // 2 or 3
-    int32_t size[3], first[3], whole[3];  // of the window that the input is; see Window
-    int64_t input_stride[5];              // b, c, z, y, x, in elements; z's is 0 in two dimensions
-    int64_t to_grad_input_stride[5];
-    int64_t grad_input_stride[5];
-    PointsView grid_points, to_grad_grid_points, grad_out_points;
-    int64_t grid_stride[2], to_grad_grid_stride[2];  // b and coordinate
-    int64_t grad_out_stride[2];                      // b and c
-    Interpolation interpolation;
-    Padding padding;
-    bool align_corners;
-    bool deterministic;  // the same bits in every run
-    DType dtype;         // of input, grad_out, out, grad_input
-    DType grid_dtype;    // of grid and grad_grid
+    const struct GridSampleRest* rest;  // where `needs_rest`
+    int64_t to_grad_input_stride[5], to_grad_grid_stride[2];
+    PointsView to_grad_grid_points, grid_points;
     int32_t threads;     // of the CPU's pool
     int32_t phase;       // of the CPU's work, from 0 on
     bool scattered;      // neighbouring points lie far apart; grid_sample_scratch_cpu looks
-    const struct GridSampleRest* rest;  // where `needs_rest`
+    bool deterministic;  // the same bits in every run
+
+    PointsView grad_out_points;
+    int64_t grad_out_stride[2];  // b and c
+    int64_t grad_input_stride[5];
+    const void* grad_out;  // (B, C, P)
+    void* grad_input;      // as input
+    void* grad_grid;       // (B, P, D), contiguous
+
+    void* out;          // (B, C, P), contiguous
+    const void* input;  // (B, C, size...)
+    const void* grid;   // (B, P, D): x, y, z in [-1, 1]
+    int64_t B, C, P;
+    int64_t input_stride[5];              // b, c, z, y, x, in elements; z's is 0 in two dimensions
+    int64_t grid_stride[2];               // b and coordinate
+    int32_t D;                            // 2 or 3
+    int32_t size[3], first[3], whole[3];  // of the window that the input is; see Window
+    Interpolation interpolation;
+    Padding padding;
+    DType dtype;       // of input, grad_out, out, grad_input
+    DType grid_dtype;  // of grid and grad_grid
+    bool align_corners;
 
     HD Window window(int axis) const { return {first[axis], size[axis], whole[axis]}; }
 };

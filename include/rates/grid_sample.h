@@ -1,5 +1,5 @@
-// What work of grid_sample takes: every number by which a call's way is chosen among several
-// (choices.h tells which, and why). Microseconds, unless it says otherwise.
+// What work of grid_sample takes on a GPU: every number by which a call's way is chosen among
+// several (choices.h tells which, and why). Microseconds, unless it says otherwise.
 #pragma once
 #include <cstdint>
 
@@ -27,6 +27,8 @@ struct GridSampleRates {
     int64_t lonely = 5;         // pixels to a point, from where points have no neighbours,
     double plane_field = 2e7;   // and bytes of a field of which channels are then read one by one:
     double by_planes = 0.65;    // that takes of what scattered ones would
+    int64_t few = 1 << 15;      // points, below which a warp to 32 of them leaves a GPU idle
+    int64_t filled = 132 << 10;  // threads that fill it
 };
 constexpr GridSampleRates kGridSampleRates;
 
@@ -41,28 +43,24 @@ struct GridSampleGradientRates {
     double zeroed = 4.3, rounded = 4;        // MB of passes that turn nothing: each
     double add_near = 5.3, add_far = 10;     // a million additions: of points in order, scattered,
     double word_near = 7.5, word_far = 8.6;  // and of words of four channels
-    double missed = 35;      // that take more where the L2 cache holds no sums: of more than 500 MB
-    double launches = 5;     // what passes take in any case
-    double worth = 25;       // what has to be saved by a look, which costs half of it
-    int64_t field = 110000;  // bytes of a channel's sums in shared memory, of two blocks to an SM
+    double missed = 35;     // that take more where the L2 cache holds no sums: of more than 500 MB
+    double launches = 5;    // what passes take in any case
+    int64_t few = 1 << 14;  // points, below which a warp to 32 of them leaves a GPU idle,
+    int64_t few_sums = 1 << 17;  // and elements of theirs, below which launches decide, not work
+    double rare = 8;             // pixels to an addition, beyond which passes in float do not pay
+    double sparse = 4;           // and to a point, beyond which those that turn do not
+    double crowded = 2, crowded_last = 0.8;  // times the points: where these are more than pixels
+                                             // threads share none (and so channels last)
+    double most = 31;         // sectors that 32 points lie in: scattered ones are in hardly more
+    double worth = 25;        // what has to be saved by a look, which costs half of it
+    int64_t field = 110000;   // bytes of a channel's sums in shared memory, of two blocks to an SM
     double field_adds = 512;  // to each pixel, and in all, from where that is worth a look
     double field_least = 1.6e7;
     float field_few = 6;     // sectors that 32 points lie in, from where it pays
     double passes = 1.6e-6;  // of an element in 16 bits, in float, beyond writing it;
     double summed = 6e-6;    // of an addition to one,
     double listed = 1.1e-4;  // and of a point in the lists of runs of pixels,
-    double lists = 20;       // and of launching what makes these
+    double lists = 20;       // and of launching what makes these,
+    double alone = 16;       // and pixels to a point, from where each addition is one to memory
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;
-
-/// A CPU's, one thread of it, from sweeps of random cases on an EPYC with AVX-512.
-struct GridSampleCpuRates {
-    // A thousand elements of an image converted to float32, read and written; what a thousand
-    // samples in 16 bits take longer than in float32, and each of their taps.
-    double convert = 0.2, sample = 1.5, tap = 2;
-    double calls = 20;        // what the calls for memory take
-    int64_t large = 5 << 19;  // elements of an image that fit no cache of one core
-    int64_t fair = 1 << 16;   // work that is worth handing to a thread
-    int64_t touched = 16;  // so many pixels to a tap, and sums in 16 bits are made of those alone
-};
-constexpr GridSampleCpuRates kGridSampleCpuRates;

@@ -5,7 +5,7 @@
 
 #include "choices.h"
 #include "grid_sample.h"
-#include "rates/grid_sample.h"
+#include "rates/grid_sample_cpu.h"
 #include "torch/glue.h"
 #include "torch/rest.h"
 

@@ -119,16 +119,15 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     const double passes = passes_of(p, plans.turned) - passes_of(p, plans.plain) + r.launches;
     plans.turning = passes, plans.near = near, plans.far = far;
     plans.why = "passes over the field take longer than words of four channels save";
-    if (plans.turned.V == 1 || p.B * p.P < kFewAdded || passes > far) return plans;
+    if (plans.turned.V == 1 || p.B * p.P < r.few || passes > far) return plans;
     if (passes < near) {
         plans.take = Plans::kTurned;
         plans.why = "words of four channels save more than passes take";
     } else if (far - passes > r.worth) {
         plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
         // What the cache misses costs points that share nothing: not those between.
-        constexpr double kMost = 31;  // sectors: scattered points are in hardly more
         const double share = held > near ? (passes - near) / (held - near) : 1;
-        plans.few = float(std::min(kMost, r.look + (32 - r.look) * share));
+        plans.few = float(std::min(r.most, r.look + (32 - r.look) * share));
     }
     return plans;
 }

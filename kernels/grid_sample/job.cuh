@@ -28,31 +28,38 @@ struct AxisOf {
 enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords };
 
 /// What a launch needs beside the parameters. Tensors may stand for those of the caller; a launch
-/// takes points [first, first + count) of images blockIdx.y + image on.
+/// takes points [first, first + count) of images blockIdx.y + image on. In the order of the
+/// parameters, turned round: what many kernels read, next to theirs, comes first.
 struct GridSampleJob {
     GridSampleParams p;
-    Offsets input, sums;  // of p.input and p.grad_input
-    bool packed;          // a point's coordinates are neighbours in memory, and points lie
-    int point_step;       // so many bytes apart; p.grid is then that of point `first`
-    bool pairs;           // packed, and two coordinates can be read in one word
-    int64_t first, image;
+    bool packed;      // a point's coordinates are neighbours in memory, and points lie
+    bool pairs;       // packed, and two coordinates can be read in one word
+    bool reads;       // the backward needs the input
+    bool same_steps;  // the steps of the input and of the sums
+    int point_step;   // so many bytes apart; p.grid is then that of point `first`
     int count;
-    unsigned blocks;        // of points, which the blocks of a launch share
-    bool same_steps;        // those of the input and of the sums
-    AxisOf<float> axes[3];  // z, y, x
-    AxisOf<double> exact_axes[3];
-    int processors;  // of the GPU
-    bool general;    // offsets do not fit in 32 bits, or sums are in fixed point
     int lanes_log2;  // of the threads that share a point
-    Narrow narrow;
-    bool alone;                 // the kernel for the gradient to the grid alone
-    bool words;                 // a thread takes a point, four channels of it in one word
-    bool reads;                 // the backward needs the input
-    bool planes;                // channel after channel, where they are no neighbours
-    int shares;                 // of the channels, in such a kernel
-    DType sum_dtype;            // of what p.grad_input points to: sums of gradients
+    int64_t first, image;
+    const int* choice;  // in device memory: the launch works where it is `chosen`; null: always
+    int chosen;
+    unsigned blocks;        // of points, which the blocks of a launch share
+    AxisOf<float> axes[3];  // z, y, x
+    Offsets input, sums;    // of p.input and p.grad_input
+    DType sum_dtype;        // of what p.grad_input points to: sums of gradients
+
+    AxisOf<double> exact_axes[3];
     unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
     int64_t places, terms;      // of those
+    // For who launches.
+    int processors;  // of the GPU
+    int shares;      // of the channels, in such a kernel
+    int field;       // channels whose sums shared memory holds at a time; 0: none
+    Narrow narrow;
+    bool general;  // offsets do not fit in 32 bits, or sums are in fixed point
+    bool alone;    // the kernel for the gradient to the grid alone
+    bool words;    // a thread takes a point, four channels of it in one word
+    bool planes;   // channel after channel, where they are no neighbours
+
     template <typename A>
     __device__ const AxisOf<A>& axis(int d) const {
         if constexpr (sizeof(A) == 8)
@@ -60,10 +67,6 @@ struct GridSampleJob {
         else
             return axes[d];
     }
-
-    int field;          // channels whose sums shared memory holds at a time; 0: none
-    const int* choice;  // in device memory: the launch works where it is `chosen`; null: always
-    int chosen;
 };
 
 /// Launches the kernels for V channels at a time.

@@ -90,16 +90,11 @@ bool fits_last(const GridSampleParams& p) {
     return steps_of(p, stride, 4).fits;
 }
 
-constexpr int64_t kFewSums = 1 << 17;  // below, kernels' launches decide and not their work
-
-/// Of so few points a warp that takes 32 of them leaves most of a GPU idle: threads then share a
-/// point, or its channels are shared out.
-constexpr int64_t kFewRead = 1 << 15, kFewAdded = 1 << 14;
-
-/// True if the forward has a thread for each point, and not several, whatever the channels.
+/// True if the forward has a thread for each point, and not several, whatever the channels; of few
+/// points the channels are then shared out.
 bool takes_points(const GridSampleParams& p) {
     const int64_t image = p.C * voxel_count(p) * element_size(p.dtype);
-    return p.interpolation == Interpolation::kNearest || p.B * p.P < kFewRead ||
+    return p.interpolation == Interpolation::kNearest || p.B * p.P < kGridSampleRates.few ||
            image < kGridSampleRates.held;
 }
 
@@ -164,10 +159,9 @@ bool by_runs(const GridSampleParams& p) {
     int64_t dense = last ? p.C : 1;
     for (int d = 2; d >= 0; dense *= p.size[d--])
         fits = fits && (p.size[d] == 1 || p.grad_input_stride[2 + d] == dense);
-    // Of points that lie alone each addition is one to memory.
-    constexpr int64_t kAlone = 16;  // pixels to a point
     const double saved =
-        voxels * r.passes + (p.P * kAlone < voxels ? double(p.P << p.D) * r.summed : 0);
+        voxels * r.passes +
+        (double(p.P) * r.alone < double(voxels) ? double(p.P << p.D) * r.summed : 0);
     return fits && p.B * p.C * saved > p.B * p.P * r.listed + r.lists;
 }
 
@@ -177,13 +171,15 @@ int64_t field_bytes(const GridSampleParams& p, int64_t each) {
 }
 
 /// True unless a field is so much larger than what is added to it that a pass over it in float does
-/// not pay: one in 16 bits is then added to as it is. In two dimensions 32 pixels to a tap.
+/// not pay: one in 16 bits is then added to as it is.
 bool is_dense(const GridSampleParams& p) {
-    return p.P * (p.interpolation == Interpolation::kNearest ? 32 : 128) >= voxel_count(p);
+    const double taps = p.interpolation == Interpolation::kNearest ? 1 : 1 << p.D;
+    return double(p.P) * taps * kGridSampleGradientRates.rare >= double(voxel_count(p));
 }
 
 /// `turn`: with the channels last, whatever they are in the input.
 Plan plan_of(const GridSampleParams& p, bool turn) {
+    constexpr auto r = kGridSampleGradientRates;
     Plan plan;
     const int size = element_size(p.dtype);
     const int64_t voxels = voxel_count(p);
@@ -210,10 +206,10 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         const bool nearest = p.interpolation == Interpolation::kNearest;
         // Where points are few beside pixels, passes over the field cost more than they save; so
         // they do where each point adds to one pixel of few channels.
-        const bool sparse = !turn && p.P * 4 < voxels;
+        const bool sparse = !turn && double(p.P) * r.sparse < double(voxels);
         plan.order = plan.sums && (p.C == 1 || sparse || (nearest && p.C < 4) ||
-                                   p.B * p.P * p.C < kFewSums || !fits_last(p));
-        const bool few = size == 4 && p.B * p.P < kFewAdded;
+                                   p.B * p.P * p.C < r.few_sums || !fits_last(p));
+        const bool few = size == 4 && p.B * p.P < r.few;
         if (fits_last(p) && ((direct && !few) || (plan.sums && !plan.order))) {
             plan.V = p.C > 1 ? 4 : 1;
             int64_t summed[5];  // strides of what is summed to
@@ -244,7 +240,8 @@ bool grid_alone(const GridSampleParams& p) {
     const bool held = field < kGridSampleGradientRates.held;
     return p.grad_grid && !p.grad_input && !is_second(p) && p.dtype != DType::kDouble &&
            p.interpolation == Interpolation::kLinear && narrow_of(p) != Narrow::kNot &&
-           (vector_of(p, p.input, p.input_stride) < 4 || p.B * p.P < kFewAdded || held);
+           (vector_of(p, p.input, p.input_stride) < 4 || p.B * p.P < kGridSampleGradientRates.few ||
+            held);
 }
 
 /// Threads that share a point.
@@ -253,7 +250,8 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     int log2 = 0;
     if (grid_alone(p)) {  // its kernel takes four channels at a time
         const int most = p.input_stride[1] == 1 || p.B * p.P < 2048 ? 5 : 2;
-        while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < 132 * 512) ++log2;
+        while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < kGridSampleRates.filled / 2)
+            ++log2;
         return log2;
     }
     if (plan.V > 1 && p.interpolation != Interpolation::kCubic) {
@@ -266,9 +264,11 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     // Threads that share a point add nothing up before it goes to memory, which is lost time where
     // points are many beside pixels. Channels last, they share sectors instead.
     const int64_t voxels = voxel_count(p);
-    const bool crowded = p.input_stride[1] == 1 ? p.P * 4 > voxels * 5 : p.P * 2 > voxels;
+    constexpr auto r = kGridSampleGradientRates;
+    const bool crowded =
+        double(p.P) * (p.input_stride[1] == 1 ? r.crowded_last : r.crowded) > double(voxels);
     const bool adds = p.grad_input && p.interpolation != Interpolation::kCubic;
-    const int64_t enough = adds && crowded ? 132 * 256 : 132 * 1024;
+    const int64_t enough = kGridSampleRates.filled / (adds && crowded ? 4 : 1);
     while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < enough))
         ++log2;
     return log2;
@@ -277,7 +277,8 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
 /// Shares of the channels: as many as fill the GPU.
 int shares_of(const GridSampleParams& p) {
     int64_t shares = 1;
-    while (shares < 32 && shares * 4 < p.C && p.B * p.P * shares < 132 * 1024) ++shares;
+    while (shares < 32 && shares * 4 < p.C && p.B * p.P * shares < kGridSampleRates.filled)
+        ++shares;
     return int(shares);
 }
 

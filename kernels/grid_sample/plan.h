@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "choices.h"
-#include "rates/grid_sample.h"
+#include "rates/grid_sample_cpu.h"
 #include "taps.h"
 
 namespace {

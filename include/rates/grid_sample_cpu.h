@@ -1,0 +1,16 @@
+// What work of grid_sample takes on a CPU, by which a call's way is chosen among several (choices.h
+// tells which, and why). Microseconds, unless it says otherwise.
+#pragma once
+#include <cstdint>
+
+/// A CPU's, one thread of it, from sweeps of random cases on an EPYC with AVX-512.
+struct GridSampleCpuRates {
+    // A thousand elements of an image converted to float32, read and written; what a thousand
+    // samples in 16 bits take longer than in float32, and each of their taps.
+    double convert = 0.2, sample = 1.5, tap = 2;
+    double calls = 20;        // what the calls for memory take
+    int64_t large = 5 << 19;  // elements of an image that fit no cache of one core
+    int64_t fair = 1 << 16;   // work that is worth handing to a thread
+    int64_t touched = 16;  // so many pixels to a tap, and sums in 16 bits are made of those alone
+};
+constexpr GridSampleCpuRates kGridSampleCpuRates;
