@@ -123,6 +123,12 @@ def grids():
                 grid = torch.rand(1, points, *[1] * (D - 1), D, device="cuda") * spread * 2.2 - 1.1
                 out = torch.rand(1, 3, points, *[1] * (D - 1), device="cuda").to(dtype)
                 loader.grid_sample_bw(out, image, grid.to(dtype), output_mask=(True, True))
+    for C, dtype, begin in product((3, 5, 8, 66), (torch.float32, torch.float16), (0, 1)):  # turned
+        image = torch.rand(1, C + begin, 40, 41, 43, device="cuda").to(dtype)[:, begin:]
+        grid = torch.rand(1, 1, 1, 300_000, 3, device="cuda") * 2.2 - 1.1
+        out = loader.grid_sample(image, grid)
+        for mask in MASKS:
+            loader.grid_sample_bw(out, image, grid, output_mask=mask)
 
 
 if __name__ == "__main__":
