@@ -1,5 +1,7 @@
 """What is tested of every elementwise operator; test_X.py adds the facts of its own."""
 
+import random
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -69,6 +71,23 @@ class ElementwiseTests(OperatorTests):
         assert_rounded(out, expected, doubles)
         self.assert_one_rounding(out, expected, 1)
         assert torch.equal(self.form("_fw")(*args), out)
+
+    def test_dimensions_lie_in_torchs_order(self):
+        """Of random shapes, permuted, expanded, with windows that overlap."""
+        draw = random.Random(self.name)
+        for _ in range(300):
+            x = torch.empty(draw.choices((1, 2, 2, 3), k=draw.randint(1, 6)))
+            x = x.permute(*draw.sample(range(x.dim()), x.dim()))
+            for d in range(x.dim()):
+                if draw.random() < 0.4:
+                    x = x.narrow(d, 0, 1).expand(
+                        *x.shape[:d], draw.choice((2, 3)), *x.shape[d + 1 :]
+                    )
+            if x.size(-1) > 1 and draw.random() < 0.3:
+                x = x.unfold(-1, 2, 1)
+            x = x.permute(*draw.sample(range(x.dim()), x.dim()))
+            out = self.form()(*[x] * self.inputs)
+            assert out.stride() == torch.empty_like(x).stride(), (x.shape, x.stride())
 
     @GPU
     @pytest.mark.parametrize("columns", [1, 3, 7, 9, 64, 129, 1000])
