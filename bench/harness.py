@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -37,8 +38,10 @@ class Timer:
         """Median, 10th and 90th percentile of each contender."""
         known = {name: self._warm_up(run) for name, run in contenders.items()}
         taken = {name: [] for name in contenders}
+        order, shuffle = [*contenders.items()], random.Random(0).shuffle
         for turn in range(max(turns for turns, _ in known.values())):
-            for name, run in contenders.items():
+            shuffle(order)  # each finds what the one before it left: threads that still wait, say
+            for name, run in order:
                 if turn < known[name][0]:
                     taken[name].append(self._clock.once(run))
         return {
