@@ -350,6 +350,20 @@ def test_bad_input_has_the_messages_of_python(operator):
         assert isinstance(found, torch.Tensor) or found == expected
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_a_lack_of_memory_in_the_backward_has_torchs_class():
+    x = torch.ones(1 << 26, device="cuda", requires_grad=True)
+    out = loader.square(x).sum()
+    torch.cuda.empty_cache()
+    most = torch.cuda.memory_reserved() + (1 << 25)
+    torch.cuda.set_per_process_memory_fraction(most / torch.cuda.mem_get_info()[1])
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match=r"allocate 256\.00 MiB on cuda:0"):
+            out.backward()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def test_threads(operator):
     """Forward and backward of many threads at once."""
     _, call, leaves = operator

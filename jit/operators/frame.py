@@ -101,8 +101,13 @@ def differentiable(op, setup_context: Callable, backward: Callable, tangent: Cal
     )
 
     def forward(*args):
-        with below_autograd():
-            return direct(*args)
+        try:
+            with below_autograd():
+                return direct(*args)
+        except RuntimeError as error:
+            if lack := _lack_of_memory(error):
+                raise lack from None
+            raise
 
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
     methods["jvp"] = _nested(tangent)
@@ -123,10 +128,15 @@ def differentiable(op, setup_context: Callable, backward: Callable, tangent: Cal
             if transforming():
                 return formula.apply(*args)
             return apply(*[unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args])
-        with below_autograd():
-            return direct(*args)
+        return forward(*args)
 
     return call
+
+
+def _lack_of_memory(error: RuntimeError) -> RuntimeError | None:
+    """A kernel's error in torch's class, which a kernel on the stable ABI cannot raise."""
+    is_it = type(error) is RuntimeError and str(error).startswith("CUDA out of memory.")
+    return torch.OutOfMemoryError(str(error)) if is_it else None
 
 
 class _Primals:

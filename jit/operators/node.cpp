@@ -194,7 +194,14 @@ variable_list gradients(const Operator& op, const std::vector<IValue>& options,
     bool plain = op.backward && !at::GradMode::is_enabled() && is_plain(grad_out);
     for (const Tensor& x : tensors) plain = plain && (!x.defined() || is_plain(x));
     const auto way = plain && is_plain_here() ? quick_gradients : slow_gradients;
-    variable_list found = way(op, options, grad_out, tensors, need);
+    variable_list found;
+    try {
+        found = way(op, options, grad_out, tensors, need);
+    } catch (const std::runtime_error& error) {
+        // In torch's class, which a kernel on the stable ABI cannot raise.
+        if (std::string_view(error.what()).rfind("CUDA out of memory.", 0) != 0) throw;
+        C10_THROW_ERROR(OutOfMemoryError, error.what());
+    }
     for (size_t i = 0; i < need.size(); ++i)
         if (!need[i]) found[i].reset();
     return found;
