@@ -23,12 +23,11 @@
 #include <vector>
 
 #include "past_autograd.h"
+#include "plain.h"
 
 namespace {
 
 using at::Tensor;
-using c10::DispatchKey;
-using c10::DispatchKeySet;
 using c10::IValue;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
@@ -65,36 +64,6 @@ struct Operator {
     std::array<Options, 4> known = {};
     size_t next = 0;  // of `known`, to be forgotten
 };
-
-bool is_plain(const Tensor& x) {
-    static const uint64_t others =
-        ~(DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::AutogradCPU,
-                          DispatchKey::AutogradCUDA, DispatchKey::ADInplaceOrView,
-                          DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA})
-              .raw_repr());
-    return x.defined() && !(x.key_set().raw_repr() & others) && !x._fw_grad(/*level=*/0).defined();
-}
-
-/// Keys without that of dimensions' names, which nodes are run without; torch 2.15 has none.
-template <typename Key>
-std::enable_if_t<sizeof(Key::Named), DispatchKeySet> without_names(DispatchKeySet keys, int) {
-    return keys.remove(Key::Named);
-}
-template <typename Key>
-DispatchKeySet without_names(DispatchKeySet keys, long) {
-    return keys;
-}
-
-/// Whether nothing has been asked of torch's dispatcher in this thread but, maybe, inference mode.
-bool is_plain_here() {
-    const auto now = c10::impl::tls_local_dispatch_key_set();
-    DispatchKeySet included = c10::default_included_set, excluded = c10::default_excluded_set;
-    if (c10::InferenceMode::is_enabled()) {
-        included = included.remove(DispatchKey::ADInplaceOrView);
-        excluded = excluded | c10::autograd_dispatch_keyset;
-    }
-    return now.included_ == included && without_names<DispatchKey>(now.excluded_, 0) == excluded;
-}
 
 PyObject* to_python(const IValue& x) {
     if (x.isBool()) return PyBool_FromLong(x.toBool());
