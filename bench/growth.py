@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch._functorch.config
 import torch.nn.functional as F
+from plots import digest, save
 
 import loader
 from harness import RESULTS, ROOT, Timer, each, finish
@@ -142,7 +143,7 @@ def draw(records, file):
         pair[0].set_ylabel("ns per point")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(file, dpi=110)
+    save(figure, file, digest(["growth_cuda", "growth_cpu"]))
 
 
 def main(arguments=None):

@@ -36,27 +36,25 @@ def write(root: Path, toolchain: Toolchain) -> None:
 def commands(root: Path, toolchain: Toolchain) -> list[dict]:
     """An entry for each source in `ops/` and `kernels/`, and for each header of ours they reach.
 
-    Left to itself clangd would parse a header of C++ as CUDA where a `.cu` has the nearest name.
+    What ends in .h is C++, also where CUDA alone includes it. Left to itself clangd would parse a
+    header of C++ as CUDA where a `.cu` has the nearest name.
     """
     found = [f"{folder}/{file}" for folder in source_folders(root) for file in listed(folder)]
     sources = [os.path.relpath(path, root) for path in found]
     reached = Sources(root, toolchain.header_folders)
     entries: dict[str, list[str]] = {}
-    for suffix in (".cpp", ".cu"):
-        for source in (name for name in sources if name.endswith(suffix)):
-            for file in reached.closure(source):
-                ours = not os.path.isabs(file) or file.startswith(f"{HOME}{os.sep}")
-                ours = ours and (suffix == ".cu" or not file.endswith(".cuh"))
-                if ours and file not in entries:
-                    entries[file] = _arguments(file, suffix, root, toolchain)
+    for source in sources:
+        for file in reached.closure(source):
+            if not os.path.isabs(file) or file.startswith(f"{HOME}{os.sep}"):
+                entries.setdefault(file, _arguments(file, root, toolchain))
     return [
         {"directory": str(root), "file": os.path.join(root, file), "arguments": arguments}
         for file, arguments in sorted(entries.items())
     ]
 
 
-def _arguments(file: str, language: str, root: Path, toolchain: Toolchain) -> list[str]:
-    """The command line for one file in the language of `.cpp` or `.cu`, in words that clang knows.
+def _arguments(file: str, root: Path, toolchain: Toolchain) -> list[str]:
+    """The command line for one file, in words that clang knows.
 
     nvcc's, `-gencode`, `-Xcompiler` and the like, are errors to clangd.
     """
@@ -65,7 +63,7 @@ def _arguments(file: str, language: str, root: Path, toolchain: Toolchain) -> li
     shared += ["-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]
     shared += ["-DOCTET_CUDA"] if toolchain.nvcc else []
     last = ["-c", os.path.join(root, file)]
-    if language == ".cpp":
+    if not file.endswith((".cu", ".cuh")):
         kind = [] if file.endswith(".cpp") else ["-x", "c++-header"]
         return ["c++", "-std=c++17", *kind, *shared, *toolchain.cflags, *last]
     # CUDA is often newer than clang, which then would say so in each file.
