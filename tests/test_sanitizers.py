@@ -112,8 +112,9 @@ def test_planted_faults_are_caught(square, fault, caught):
 def test_every_operator_is_clean(part, tmp_path):
     """All of its own tests but those of torch.compile, whose own code is not built so, of how it is
     registered, torch's samples, whose kinds are among its own, derivatives by each element, which
-    take the same kernels hundreds of times more, and of the node, which is not built so. In the
-    references' place are the operators once more, see sanitized.py.
+    take the same kernels hundreds of times more, of the node, which is not built so, and of memory
+    that cannot be had, which the sanitizer speaks of itself. In the references' place are the
+    operators once more, see sanitized.py.
     """
     names = OPERATORS[part::PARTS]
     files = [f"tests/test_{name}.py" for name in names]

@@ -45,8 +45,9 @@ def commands(root: Path, toolchain: Toolchain) -> list[dict]:
     entries: dict[str, list[str]] = {}
     for source in sources:
         for file in reached.closure(source):
-            if not os.path.isabs(file) or file.startswith(f"{HOME}{os.sep}"):
-                entries.setdefault(file, _arguments(file, root, toolchain))
+            ours = not os.path.isabs(file) or file.startswith(f"{HOME}{os.sep}")
+            if ours and file not in entries:
+                entries[file] = _arguments(file, root, toolchain)
     return [
         {"directory": str(root), "file": os.path.join(root, file), "arguments": arguments}
         for file, arguments in sorted(entries.items())

@@ -20,6 +20,8 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string_view>
 #include <vector>
 
 #include "past_autograd.h"
