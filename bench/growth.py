@@ -115,8 +115,10 @@ def sweep(name, cases, timer, most):
             yield row
 
 
-def draw(records, file):
-    """A row of panels for each device: against N and against C."""
+def draw(folder, file):
+    """Draw a row of panels for each device whose results a folder has: against N and against C."""
+    found = [folder / f"growth_{device}.json" for device in ("cuda", "cpu")]
+    records = [json.loads(path.read_text()) for path in found if path.exists()]
     import matplotlib
 
     matplotlib.use("Agg")
@@ -143,7 +145,7 @@ def draw(records, file):
         pair[0].set_ylabel("ns per point")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
-    save(figure, file, digest(["growth_cuda", "growth_cpu"]))
+    save(figure, file, digest([path.stem for path in found], folder))
 
 
 def main(arguments=None):
@@ -171,7 +173,6 @@ def main(arguments=None):
         }
         rows = each("growth", "grid_sample", options, cases)
         finish("growth", "grid_sample", rows, options)
-    files = [(options.results or RESULTS) / f"growth_{device}.json" for device in ("cuda", "cpu")]
     picture = options.results / PICTURE.name if options.results else PICTURE
-    draw([json.loads(file.read_text()) for file in files if file.exists()], picture)
+    draw(options.results or RESULTS, picture)
     print(f"picture: {picture}")

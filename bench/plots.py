@@ -195,11 +195,11 @@ PLOTS = {
 }
 
 
-def digest(names: list[str]) -> str:
+def digest(names: list[str], folder: Path = RESULTS) -> str:
     """Of the result files that a plot is made from; it is kept inside of the picture."""
     found = hashlib.sha256()
     for name in names:
-        path = RESULTS / f"{name}.json"
+        path = folder / f"{name}.json"
         found.update(path.read_bytes() if path.exists() else b"")
     return found.hexdigest()[:16]
 

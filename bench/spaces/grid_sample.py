@@ -107,6 +107,30 @@ def by_torch(x, grid, options):
     return F.grid_sample(x.float(), grid.float(), *options).to(x.dtype)
 
 
+def results(function, x, grid, grad_out, options):
+    """Return the values and both gradients."""
+    leaves = [t.detach().requires_grad_() for t in (x, grid)]
+    out = function(*leaves, *options)
+    return out.detach(), *torch.autograd.grad(out, leaves, grad_out)
+
+
+def agree(case, x, grid, grad_out, options):
+    """Raise where values or gradients are far from PyTorch's in float64, by their norms.
+
+    Far, because a last bit of a place decides which pixel is nearest and on which side of a pixel
+    the slope is taken, and because sums in 16 bits lose small terms.
+    """
+    found = results(loader.grid_sample, x, grid, grad_out, options)
+    expected = results(F.grid_sample, x.double(), grid.double(), grad_out.double(), options)
+    short_sums = x.is_cuda and x.element_size() == 2
+    for what, ours, theirs in zip(("out", "input", "grid"), found, expected, strict=True):
+        far = case["mode"] == "nearest" or what == "grid" or (what == "input" and short_sums)
+        most = 0.1 if far else max(1e-3, 4 * torch.finfo(x.dtype).eps)
+        off = (ours.double() - theirs).norm().item()
+        if not off <= most * theirs.norm().item():
+            raise AssertionError(f"{case}: {what} is off by {off:.1e} of {theirs.norm():.1e}")
+
+
 def tasks(case, make):
     """Return forward, and the gradients to the input, to the grid and to both."""
     options = case["mode"], case["padding_mode"], case["align_corners"]
@@ -119,6 +143,7 @@ def tasks(case, make):
     }
     grad_out = torch.empty_like(functions["loader"](x, grid))
     grad_out.uniform_(-1, 1, generator=make["generator"])
+    agree(case, x, grid, grad_out, options)
     D, C, s = grid.shape[-1], x.shape[1], x.element_size()
     places, out = grid.numel() * s, grad_out.numel() * s
     points, whole, reach = grid.numel() // D, x.numel() * s, REACH[case["mode"]]

@@ -49,8 +49,9 @@ struct GridSampleGradientRates {
     int64_t few_sums = 1 << 17;  // and elements of theirs, below which launches decide, not work
     double rare = 8;             // pixels to an addition, beyond which passes in float do not pay
     double sparse = 4;           // and to a point, beyond which those that turn do not
-    double crowded = 2, crowded_last = 0.8;  // times the points: where these are more than pixels
-                                             // threads share none (and so channels last)
+    // So many points to a pixel, and lanes no longer share the channels of one: each then adds up
+    // what its own points give the same pixel. Where channels neighbour, later.
+    double crowded = 0.5, crowded_last = 1.25;
     double most = 31;         // sectors that 32 points lie in: scattered ones are in hardly more
     double worth = 25;        // what has to be saved by a look, which costs half of it
     int64_t field = 110000;   // bytes of a channel's sums in shared memory, of two blocks to an SM

@@ -86,32 +86,6 @@ struct InOrder {
     }
 };
 
-/// As `new_like`; of an expanded tensor too without torch's dispatcher, by its rule for such
-/// (at::infer_dense_strides): dimensions are sorted by insertion, the innermost first, where pairs
-/// of which one is expanded stay as they are.
-inline Tensor new_result(const Tensor& like) {
-    const int64_t dims = like.dim(), *const size = like.sizes().data();
-    const int64_t* const given = like.strides().data();
-    constexpr int64_t kMost = 16;
-    bool plain = dims > kMost, expanded = false;
-    for (int64_t d = 0; d < dims; ++d)
-        plain = plain || size[d] < 2, expanded = expanded || given[d] == 0;
-    if (plain || !expanded) return new_like(like);
-    int64_t order[kMost], stride[kMost];
-    for (int64_t i = 0; i < dims; ++i) {
-        order[i] = dims - 1 - i;
-        for (int64_t at = i, to = i - 1; to >= 0; --to) {
-            const int64_t a = order[to], b = order[at];
-            if (given[a] == 0 || given[b] == 0) continue;
-            if (given[a] < given[b]) break;
-            if (given[a] > given[b] || size[a] > size[b]) std::swap(order[to], order[at]), at = to;
-        }
-    }
-    int64_t step = 1;
-    for (int64_t i = 0; i < dims; step *= size[order[i++]]) stride[order[i]] = step;
-    return new_strided(like, dims, size, stride);
-}
-
 /// Runs an operator of any number of inputs, which were checked, and outputs. Outputs are like the
 /// first input: its dtype and shape, and its order of dimensions in memory where it is dense; null
 /// where not asked for.
@@ -174,7 +148,7 @@ struct ElementwiseKernel<e, std::index_sequence<I...>> {
     static Tensor one(const Input<I>&... x) {
         const Tensor* const in[] = {&x...};
         const DType dtype = check_alike(e, in, sizeof...(I));
-        Tensor out = new_result(*in[0]), *const to[] = {&out};
+        Tensor out = new_like(*in[0]), *const to[] = {&out};
         run_elementwise(e, dtype, in, sizeof...(I), to, 1);
         return out;
     }
@@ -186,7 +160,7 @@ struct ElementwiseKernel<e, std::index_sequence<I...>> {
                             std::to_string(output_mask.size()));
         const Tensor* const in[] = {&grad_out, &x...};
         const DType dtype = check_alike(e, in, 1 + sizeof...(I));
-        Tensor out[] = {output_mask[I] ? new_result(grad_out) : new_output(grad_out, {0})...};
+        Tensor out[] = {output_mask[I] ? new_like(grad_out) : new_output(grad_out, {0})...};
         Tensor* const to[] = {output_mask[I] ? &out[I] : nullptr...};
         run_elementwise(e, dtype, in, 1 + sizeof...(I), to, sizeof...(I));
         return {out[I]...};

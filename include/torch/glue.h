@@ -163,9 +163,21 @@ inline Code code_of(const char* op, const char* option, const std::string& value
                                 value + "'");
 }
 
+#ifdef OCTET_CUDA
+extern "C" int octet_query_stream(void*) __asm__("cudaStreamQuery");
+extern "C" const char* octet_error_text(int) __asm__("cudaGetErrorString");
+#endif
+
 /// Throws torch's own words for memory that cannot be had, as programs look for them that then try
-/// again with less; what else torch knows of it is on stderr.
+/// again with less; what else torch knows of it is on stderr. After a kernel that failed no memory
+/// can be had either, nor anything else from this process's GPU: the error is that kernel's then.
 [[noreturn, gnu::cold]] inline void raise_no_memory(const Tensor& like, double bytes) {
+#ifdef OCTET_CUDA
+    const int error = like.is_cpu() ? 0 : octet_query_stream(nullptr);
+    if (error >= 700 && error < 800)  // those that stay: cudaErrorIllegalAddress and its like
+        throw std::runtime_error(std::string("CUDA error: ") + octet_error_text(error) +
+                                 " (of a kernel that ran before; restart the process)");
+#endif
     char text[128];
     if (like.is_cpu())
         std::snprintf(text, sizeof text,
@@ -209,6 +221,20 @@ inline Tensor new_bytes(const Tensor& like, int64_t bytes) {
     return new_memory(like, aoti_torch_dtype_uint8(), 1, 1, &bytes, &stride);
 }
 
+/// Whether the system gives the pages of freed memory back to the machine it is a guest of: 2 MiB
+/// of them are then had anew at each use, which takes 2 ms, longer than as many small ones.
+inline bool gives_pages_back() {
+    static const bool is = [] {
+        std::FILE* file =
+            std::fopen("/sys/module/page_reporting/parameters/page_reporting_order", "r");
+        long long order = -1;  // as it may be written, also as unsigned: then it gives none
+        if (file && std::fscanf(file, "%lld", &order) != 1) order = -1;
+        if (file) std::fclose(file);
+        return order >= 0 && order < 64;
+    }();
+    return is;
+}
+
 /// A new tensor for a kernel to fill, contiguous, of `like`'s dtype and device.
 /// Fresh memory costs a page fault at the first write to each page, which for 4 KiB pages takes
 /// longer than the kernel itself: where it is large the system is asked for 2 MiB pages.
@@ -221,7 +247,7 @@ inline Tensor new_output(const Tensor& like, const Shape& shape) {
 #ifdef MADV_HUGEPAGE
     constexpr uintptr_t kPage = 1 << 21;
     const uintptr_t bytes = out.numel() * out.element_size();
-    if (out.is_cpu() && bytes >= 2 * kPage) {
+    if (out.is_cpu() && bytes >= 2 * kPage && !gives_pages_back()) {
         const auto begin = reinterpret_cast<uintptr_t>(out.data_ptr());
         const uintptr_t first = (begin + kPage - 1) / kPage, last = (begin + bytes) / kPage;
         madvise(reinterpret_cast<void*>(first * kPage), (last - first) * kPage, MADV_HUGEPAGE);
@@ -236,27 +262,35 @@ inline Tensor new_gradient(const Tensor& like, bool wanted, const Shape& shape) 
 }
 
 /// A new tensor with `like`'s shape too, dense, its dimensions in the same order: torch.empty_like,
-/// which is asked where that order is open.
+/// by its own rule (at::infer_dense_strides), dimensions sorted by insertion, the innermost first,
+/// where pairs of which one is expanded stay as they are. Where some have one element it is asked.
 inline Tensor new_like(const Tensor& like) {
     const int64_t dims = like.dim(), *const size = like.sizes().data();
     const int64_t* const given = like.strides().data();
     if (like.is_contiguous()) return new_strided(like, dims, size, given);
-    int64_t stride[8];
-    bool open = dims > 8;
-    for (int64_t d = 0; d < dims && !open; ++d) {
-        stride[d] = 1;
-        open = size[d] < 2 || given[d] == 0;
-        for (int64_t e = 0; e < dims; ++e) {  // what lies within it
-            if (given[e] < given[d]) stride[d] *= size[e];
-            open = open || (e != d && given[e] == given[d]);
+    constexpr int64_t kMost = 16;
+    bool open = dims > kMost;
+    for (int64_t d = 0; d < dims; ++d) open = open || size[d] < 2;
+    if (open) {
+        try {
+            return torch::stable::empty_like(like);
+        } catch (const std::exception&) {
+            raise_no_memory(like, double(like.numel()) * double(like.element_size()));
         }
     }
-    if (!open) return new_strided(like, dims, size, stride);
-    try {
-        return torch::stable::empty_like(like);
-    } catch (const std::exception&) {
-        raise_no_memory(like, double(like.numel()) * double(like.element_size()));
+    int64_t order[kMost], stride[kMost];
+    for (int64_t i = 0; i < dims; ++i) {
+        order[i] = dims - 1 - i;
+        for (int64_t at = i, to = i - 1; to >= 0; --to) {
+            const int64_t a = order[to], b = order[at];
+            if (given[a] == 0 || given[b] == 0) continue;
+            if (given[a] < given[b]) break;
+            if (given[a] > given[b] || size[a] > size[b]) std::swap(order[to], order[at]), at = to;
+        }
     }
+    int64_t step = 1;
+    for (int64_t i = 0; i < dims; step *= size[order[i++]]) stride[order[i]] = step;
+    return new_strided(like, dims, size, stride);
 }
 
 /// `x`, or a contiguous copy of it.

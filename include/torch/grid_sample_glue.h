@@ -128,7 +128,11 @@ inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_i
     // A gradient to the image is written to all pixels in any case; summed, where there are not far
     // more of them than taps.
     const bool all_summed = need_input && p.P * taps * r.touched >= pixels;
-    const double convert = r.calls + each * pixels * r.convert * (all_summed ? 0.25 : 1);
+    const auto fresh = [&](double thousand) {
+        return 4e3 * thousand < r.mapped ? 0 : thousand * r.fresh;
+    };
+    const double convert = r.calls + each * pixels * r.convert * (all_summed ? 0.25 : 1) +
+                           fresh(each * pixels) * (need_input ? 2 : 1) + fresh(each * p.P);
     const double gained = each * p.P * (r.sample + taps * r.tap);
     const bool is = convert <= gained;
     tell_choice(kName, "precision of 16 bits",

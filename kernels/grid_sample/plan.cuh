@@ -267,8 +267,8 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     // points are many beside pixels. Channels last, they share sectors instead.
     const int64_t voxels = voxel_count(p);
     constexpr auto r = kGridSampleGradientRates;
-    const bool crowded =
-        double(p.P) * (p.input_stride[1] == 1 ? r.crowded_last : r.crowded) > double(voxels);
+    const double points_a_pixel = double(p.P) / double(voxels);
+    const bool crowded = points_a_pixel > (p.input_stride[1] == 1 ? r.crowded_last : r.crowded);
     const bool adds = p.grad_input && p.interpolation != Interpolation::kCubic;
     const int64_t enough = kGridSampleRates.filled / (adds && crowded ? 4 : 1);
     while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < enough))

@@ -120,8 +120,8 @@ struct Plan : Fields {
             const int64_t units = target.rows ? ceil_div(p.C, 16) : p.C;
             // Threads that add to neighbouring floats would pass their cache lines to and fro, and
             // zeros are most of what few points need: written to rows in one piece.
-            const bool apart =
-                target.rows ? p.P * taps(p) * 4 >= V : std::abs(target.stride[1]) * element >= 64;
+            const bool apart = target.rows ? p.P * taps(p) * kGridSampleCpuRates.written >= V
+                                           : std::abs(target.stride[1]) * element >= 64;
             const bool even = target.rows ? p.C % (16 * splits) == 0 : units % splits == 0;
             by_channel = splits == 1 || (apart && (even || units >= 4 * splits));
             if (!by_channel) splits = std::min<int64_t>(splits, p.size[3 - p.D]);
