@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import os
+import subprocess
 import sys
 import threading
 import weakref
@@ -362,6 +363,28 @@ def test_a_lack_of_memory_in_the_backward_has_torchs_class():
             out.backward()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_after_a_kernel_that_failed_the_error_is_that_kernels():
+    """No memory can be had either, but it is not lacking."""
+    code = """
+import torch, loader
+x = torch.ones(1 << 20, device="cuda")
+loader.square(x)
+x[torch.full((1,), 1 << 40, device="cuda")]  # asserts on the device
+for _ in range(2):
+    try:
+        loader.square(x.expand(64, -1))
+    except Exception as error:
+        print(type(error).__name__, str(error).partition("(")[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    said = done.stdout.splitlines()
+    assert len(said) == 2 and all("device-side assert" in line for line in said), done
+    assert not [line for line in said if line.startswith("OutOfMemoryError")]
 
 
 def test_threads(operator):
