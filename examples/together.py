@@ -50,6 +50,7 @@ class Together:
             device = f"cuda:{os.environ['LOCAL_RANK']}"
             torch.cuda.set_device(device)
         kind = torch.device(device).type
+        dist.init_process_group("gloo" if kind == "cpu" else None)
         mesh = init_device_mesh(kind, (int(os.environ["WORLD_SIZE"]),))
         return cls(device, mesh, how)
 

@@ -40,7 +40,7 @@ def grid_sample(
         `input`; computed in float32 (float64 for float64). Differentiable in both arguments, twice
         and more. Coordinates may be NaN, infinite and huge. Results are deterministic on the CPU;
         on a GPU the gradient to `input` is where torch.use_deterministic_algorithms says so, and a
-        16-bit one is summed in its own type where over 8 pixels come to each addition.
+        16-bit one is summed in its own type where over 128 pixels come to a point.
         Under torch.autocast dtypes are promoted as PyTorch's own operator does it.
 
     Raises:

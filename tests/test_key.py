@@ -425,7 +425,7 @@ def test_a_trial_of_the_compiler_that_fails_once_decides_nothing(tmp_path, monke
     once.mkdir()
     script.write_text(
         f"#!/bin/sh\nn={once}/$(echo \"$*\" | cksum | cut -d' ' -f1)\n"
-        f'[ -e "$n" ] && exec {shutil.which("c++")} "$@"\n: > "$n"; exit 1\n'
+        f'[ -e "$n" ] && exec {shutil.which(os.environ.get("CXX", "c++"))} "$@"\n: > "$n"; exit 1\n'
     )
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))

@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 import torch
+from conftest import ROOT
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -112,7 +112,7 @@ def test_options_that_hide_the_environment_are_refused(start, tmp_path):
 
 def test_a_command_is_that_of_this_python(start):
     done = start("-m", "loader", "run", "pip", "--version")
-    assert done.returncode == 0 and f"{os.path.realpath(sys.prefix)}/" in done.stdout
+    assert (done.returncode, done.stdout) == (0, start("-m", "pip", "--version").stdout)
     done = start("-m", "loader", "run", "sh", "-c", "echo $PYTHONPATH; exit 5")
     assert (done.returncode, done.stdout) == (5, f"{CHILDREN}:{ROOT}\n")
 

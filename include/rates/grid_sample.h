@@ -47,8 +47,8 @@ struct GridSampleGradientRates {
     double launches = 5;    // what passes take in any case
     int64_t few = 1 << 14;  // points, below which a warp to 32 of them leaves a GPU idle,
     int64_t few_sums = 1 << 17;  // and elements of theirs, below which launches decide, not work
-    double rare = 8;             // pixels to an addition, beyond which passes in float do not pay
-    double sparse = 4;           // and to a point, beyond which those that turn do not
+    // Pixels to a point, beyond which passes in float do not pay, and those that turn.
+    double rare = 128, rare_nearest = 32, sparse = 4;
     // So many points to a pixel, and lanes no longer share the channels of one: each then adds up
     // what its own points give the same pixel. Where channels neighbour, later.
     double crowded = 0.5, crowded_last = 1.25;

@@ -173,10 +173,9 @@ int64_t field_bytes(const GridSampleParams& p, int64_t each) {
 /// True unless a field is so much larger than what is added to it that a pass over it in float does
 /// not pay: one in 16 bits is then added to as it is.
 bool is_dense(const GridSampleParams& p) {
-    const double taps = p.interpolation == Interpolation::kNearest  ? 1
-                        : p.interpolation == Interpolation::kLinear ? 1 << p.D
-                                                                    : 1 << 2 * p.D;
-    return double(p.P) * taps * kGridSampleGradientRates.rare >= double(voxel_count(p));
+    constexpr auto r = kGridSampleGradientRates;
+    const bool nearest = p.interpolation == Interpolation::kNearest;
+    return double(p.P) * (nearest ? r.rare_nearest : r.rare) >= double(voxel_count(p));
 }
 
 /// `turn`: with the channels last, whatever they are in the input.
