@@ -94,9 +94,6 @@ def pytest_collection_finish():
 
 def pytest_runtest_logfinish():
     freeze()
-
-
-def pytest_runtest_teardown():
     # Other workers, and processes that tests start, need what one has had of a GPU's memory.
     if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 1 << 29:
         torch.cuda.empty_cache()

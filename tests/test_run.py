@@ -111,8 +111,9 @@ def test_options_that_hide_the_environment_are_refused(start, tmp_path):
 
 
 def test_a_command_is_that_of_this_python(start):
-    done = start("-m", "loader", "run", "pip", "--version")
-    assert (done.returncode, done.stdout) == (0, start("-m", "pip", "--version").stdout)
+    own, tell = os.path.basename(sys.executable), "import sys; print(sys.prefix)"
+    done = start("-m", "loader", "run", own, "-c", tell, PATH="/usr/bin:/bin")
+    assert (done.returncode, done.stdout) == (0, f"{sys.prefix}\n")
     done = start("-m", "loader", "run", "sh", "-c", "echo $PYTHONPATH; exit 5")
     assert (done.returncode, done.stdout) == (5, f"{CHILDREN}:{ROOT}\n")
 
