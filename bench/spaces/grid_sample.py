@@ -125,7 +125,7 @@ def agree(case, x, grid, grad_out, options):
     short_sums = x.is_cuda and x.element_size() == 2
     for what, ours, theirs in zip(("out", "input", "grid"), found, expected, strict=True):
         far = case["mode"] == "nearest" or what == "grid" or (what == "input" and short_sums)
-        most = 0.1 if far else max(1e-3, 4 * torch.finfo(x.dtype).eps)
+        most = 0.3 if far else max(1e-3, 4 * torch.finfo(x.dtype).eps)
         off = (ours.double() - theirs).norm().item()
         if not off <= most * theirs.norm().item():
             raise AssertionError(f"{case}: {what} is off by {off:.1e} of {theirs.norm():.1e}")
