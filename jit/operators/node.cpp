@@ -60,8 +60,8 @@ struct Operator {
     size_t tensors = 0;   // that gradients go to
     bool spared = false;  // whether the first is kept for the gradient to the second alone
     // Python's: a tuple of flags, which tensors the backward needs; (*tensors, *given) -> what X
-    // takes behind its tensors, or null; (grad_out, tensors, options, need) -> gradients; X itself.
-    PyObject *kept = nullptr, *options = nullptr, *gradients = nullptr, *slow = nullptr;
+    // takes behind its tensors, or null; (grad_out, tensors, options, need) -> gradients.
+    PyObject *kept = nullptr, *options = nullptr, *gradients = nullptr;
     std::vector<From> rest = {};
     std::array<Options, 4> known = {};
     size_t next = 0;  // of `known`, to be forgotten
@@ -344,19 +344,21 @@ Tensor quick(Operator& op, PyObject* const* args, size_t count) {
 struct Call {
     PyObject_HEAD vectorcallfunc vectorcall;
     Operator* op;
+    PyObject* slow;  // Python's way into the operator
+    char wanted;     // false where all go that way
 };
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
-    Operator& op = *reinterpret_cast<Call*>(self)->op;
-    if (!names) {
+    const auto& way = *reinterpret_cast<Call*>(self);
+    if (!names && way.wanted) {
         try {
-            Tensor out = quick(op, args, size_t(PyVectorcall_NARGS(flags)));
+            Tensor out = quick(*way.op, args, size_t(PyVectorcall_NARGS(flags)));
             if (out.defined()) return THPVariable_Wrap(std::move(out));
         } catch (const std::exception&) {  // which the slow way raises again, as Python knows it
         }
         PyErr_Clear();
     }
-    return PyObject_Vectorcall(op.slow, args, flags, names);
+    return PyObject_Vectorcall(way.slow, args, flags, names);
 }
 
 /// Where each argument of X_backward behind its tensors comes from, by its name and type.
@@ -392,12 +394,13 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* named) {
         op->kept = Py_NewRef(kept);
         op->options = options == Py_None ? nullptr : Py_NewRef(options);
         op->gradients = Py_NewRef(gradients);
-        op->slow = Py_NewRef(slow);
         if (op->backward) op->rest = rest_of(op->backward->schema(), op->tensors);
         auto* self = reinterpret_cast<Call*>(type->tp_alloc(type, 0));
         if (!self) return nullptr;
         self->vectorcall = call;
         self->op = op;
+        self->slow = Py_NewRef(slow);
+        self->wanted = true;
         call_past_autograd(forward);
         return reinterpret_cast<PyObject*>(self);
     } catch (const std::exception& error) {
@@ -408,6 +411,8 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* named) {
 
 PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Call, vectorcall), READONLY, nullptr},
+    {"slow", T_OBJECT_EX, offsetof(Call, slow), READONLY, nullptr},
+    {"wanted", T_BOOL, offsetof(Call, wanted), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                        {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
@@ -415,14 +420,33 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                        {0, nullptr}};
 PyType_Spec spec = {"octet_node.Call", sizeof(Call), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "octet_node", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyObject* type = nullptr;
+
+/// Makes a function of Python's the `__call__` that torch.compile finds and follows. Set past
+/// the type's own setter, which would have all calls go through it.
+PyObject* follow(PyObject*, PyObject* function) {
+    auto* of = reinterpret_cast<PyTypeObject*>(type);
+    if (PyDict_SetItemString(of->tp_dict, "__call__", function) < 0) return nullptr;
+    PyType_Modified(of);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {{"follow", follow, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyModuleDef module = {PyModuleDef_HEAD_INIT,
+                      "octet_node",
+                      nullptr,
+                      -1,
+                      functions,
+                      nullptr,
+                      nullptr,
+                      nullptr,
+                      nullptr};
 
 }  // namespace
 
 PyMODINIT_FUNC PyInit_octet_node() {
     PyObject* made = PyModule_Create(&module);
-    PyObject* type = made ? PyType_FromSpec(&spec) : nullptr;
+    type = made ? PyType_FromSpec(&spec) : nullptr;
     if (!type || PyModule_AddObject(made, "Call", type) < 0) return nullptr;
     return made;
 }

@@ -60,13 +60,22 @@ class Node:
             spared: whether the first tensor is kept for the gradient to the second alone.
         """
 
+        if not self._looked:
+            self._looked = True
+            self.take(_found())
+        if self.module:
+            now = self.module.Call(name, slow=slow, **how)
+            now.wanted = self._wanted
+            self._switches.append(lambda module: setattr(now, "wanted", module is not None))
+            return now
+
         def counted(*args: Any) -> Any:
             self._calls += 1
             if self._calls >= _OFTEN and not self.begun:
                 self._begin()
             return slow(*args)
 
-        way: Callable = counted
+        way: Callable = slow if self.begun else counted
         quick: Callable | None = None
 
         def switch(module: ModuleType | None) -> None:
@@ -76,16 +85,11 @@ class Node:
             way = quick if module and quick else slow
 
         def call(*args: Any) -> Any:
-            if is_dynamo_compiling():  # which cannot look into C++
+            if is_dynamo_compiling():
                 return slow(*args)
             return way(*args)
 
         self._switches.append(switch)
-        if not self._looked:
-            self._looked = True
-            self.take(_found())
-        elif self.module or self.begun:
-            switch(self.module if self._wanted else None)
         return call
 
     def take(self, library: Path | None) -> None:
@@ -97,6 +101,7 @@ class Node:
                 assert spec
                 module = importlib.util.module_from_spec(spec)
                 loader.exec_module(module)
+                module.follow(_followed)
                 self.module = module
                 self.use(True)
 
@@ -147,6 +152,11 @@ class Node:
                     files.write_record(_failure(), str(job.error))
         elif not self.module:
             self.take(_held(job.key))
+
+
+def _followed(self: Any, *args: Any) -> Any:
+    """What torch.compile follows in place of a call, since it cannot look into C++."""
+    return self.slow(*args)
 
 
 def _is_possible() -> bool:
