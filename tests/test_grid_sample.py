@@ -615,6 +615,35 @@ def test_many_points_of_few_pixels(dims, dtype, C, path):
         check_gradients(input, grid.to(dtype), padding, by_torch)
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "size, last", [((1, 1, 40, 33), False), ((3, 4, 7, 19), True), ((5, 3, 1, 50), False)]
+)
+def test_parts_of_many_points_have_sums_of_their_own(size, last, dtype, mode):
+    """On the CPU; the same bits whatever the number of threads."""
+    input = torch.rand(size, dtype=dtype)
+    input = input.contiguous(memory_format=LAST[2]) if last else input
+    grid = places("crowded", size[0], 30_001, 2, "cpu").to(dtype)
+    grad_out = torch.rand(*size[:2], 30_001, 1, dtype=dtype)
+    leaves = [x.double().requires_grad_() for x in (input, grid)]
+    out = F.grid_sample(*leaves, mode, "zeros", align_corners=False)
+    to_input, to_grid = torch.autograd.grad(out, leaves, grad_out.double())
+    most = torch.get_num_threads()
+    for mask in ((True, False), (True, True)):
+        results = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(grid_sample_bw(grad_out, input, grid, mode, output_mask=mask))
+        torch.set_num_threads(most)
+        results = [r if mask[1] else (r,) for r in results]
+        assert all(map(torch.equal, results[0] * 2, results[1] + results[2]))
+        # One may be nearest to another pixel.
+        off = (results[0][0] - to_input).norm() / to_input.norm()
+        assert off < (1e-5 if mode == "bilinear" else 5e-2)
+    mostly_close(results[0][1], to_grid, max(size[2:]))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["anywhere", "in order", "crowded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -17,5 +17,8 @@ struct GridSampleCpuRates {
     // So many pixels to a tap: sums in 16 bits are made of those alone that are touched; threads
     // share channels, not rows of pixels that are mostly written as zeros.
     int64_t touched = 16, written = 4;
+    // Taps to a pixel in each part of the points that has sums of its own, at least, of images of
+    // so few channels; and such parts of an image at most.
+    int64_t crowded = 16, few_channels = 4, most_parts = 8;
 };
 constexpr GridSampleCpuRates kGridSampleCpuRates;

@@ -35,6 +35,21 @@ void copy_lines(const GridSampleParams& p, const Field& from, const Field& to, i
     }
 }
 
+/// The gradient is what the parts of the points come to, in their order.
+template <typename A>
+void add_parts(const GridSampleParams& p, const Plan& plan, int64_t begin, int64_t end,
+               int64_t items) {
+    const int64_t all = p.B * p.C * pixels(p);
+    const int64_t first = all * begin / items, last = all * end / items;
+    A* const to = static_cast<A*>(p.grad_input);
+    std::copy(static_cast<A*>(plan.sums(p, 0)) + first, static_cast<A*>(plan.sums(p, 0)) + last,
+              to + first);
+    for (int64_t k = 1; k < plan.parts; ++k) {
+        const A* const part = static_cast<const A*>(plan.sums(p, k));
+        for (int64_t i = first; i < last; ++i) to[i] += part[i];
+    }
+}
+
 template <typename T>
 void run(const GridSampleParams& p, int64_t begin, int64_t end) {
     using A = Acc<T>;
@@ -52,6 +67,7 @@ void run(const GridSampleParams& p, int64_t begin, int64_t end) {
             return copy_lines<A, T>(p, plan.target,
                                     Plan::field(p.grad_input, p.grad_input_stride, p), begin, end,
                                     items);
+        case Plan::kAdd: return add_parts<A>(p, plan, begin, end, items);
         default: {
             Steps<A> steps(p, plan);
             if (plan.steps[p.phase] == Plan::kPoints)

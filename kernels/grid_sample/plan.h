@@ -52,7 +52,7 @@ bool is_small(const GridSampleParams& p, const Field& f) {
 
 /// What is done, in which order, by how many.
 struct Plan : Fields {
-    enum Step { kCopy, kPoints, kScatter, kRound };
+    enum Step { kCopy, kPoints, kScatter, kRound, kAdd };
     Step steps[4];
     int count = 0;
     bool sum;                // the gradient is summed in scratch memory
@@ -60,6 +60,7 @@ struct Plan : Fields {
     bool fused;              // the scattering step does all
     int64_t pieces;          // of the points, of copies
     int64_t shares, splits;  // of the scattering: images are shared, and each is split
+    int64_t parts;           // of an image's points, with sums of their own; or none
     bool by_channel;
     bool planes;  // planes_cpu.cpp does the points, and all but the cubic scattering
     bool cubic;   // cubic_cpu.rest.cpp does both: bicubic volumes and second derivatives
@@ -127,10 +128,22 @@ struct Plan : Fields {
             if (!by_channel) splits = std::min<int64_t>(splits, p.size[3 - p.D]);
             fused = splits == 1;
         }
+        // Threads that share rows of an image go through all of its points: where these are many
+        // beside pixels, parts of them have sums of their own; as many whatever the threads are.
+        constexpr auto r = kGridSampleCpuRates;
+        const bool is_one_run = p.B == 1 || p.grad_input_stride[0] == p.C * V;
+        const bool few = p.C <= r.few_channels && p.B < r.most_parts && is_one_run;
+        parts = 0;
+        if (p.grad_input && planes && !keys && few && work > fair)
+            parts = std::min({p.P * taps(p) / (V * r.crowded), r.most_parts,
+                              int64_t(r.mapped) / std::max<int64_t>(field_bytes, 1)});
+        if (parts < 2) parts = 0;
+        fused = fused || parts;
         if (copy) steps[count++] = kCopy;
         if (points && !(p.grad_input && fused)) steps[count++] = kPoints;
         if (p.grad_input) steps[count++] = kScatter;
         if (sum && !touched) steps[count++] = kRound;
+        if (parts) steps[count++] = kAdd;
     }
 
     static Field field(const void* data, const int64_t (&stride)[5], const GridSampleParams& p) {
@@ -158,19 +171,25 @@ struct Plan : Fields {
             tell_choice("grid_sample", "sums of the gradient to input",
                         touched ? "a copy, of pixels that points touch"
                         : sum   ? "a copy, channels last"
+                        : parts ? "several, each of a part of the points"
                                 : "in place",
                         touched ? "16 bits, and far more pixels than points"
                         : sum   ? "many channels to a pixel, or 16 bits"
+                        : parts ? "far more points than pixels, few channels"
                                 : "few channels or points");
     }
+    /// Where the k-th part of the points has its sums.
+    void* sums(const GridSampleParams& p, int64_t k) const {
+        return static_cast<char*>(p.scratch) + k * field_bytes;
+    }
     int64_t scratch() const {
-        return field_bytes * ((copy ? 1 + (upstream.data != nullptr) : 0) + sum);
+        return field_bytes * ((copy ? 1 + (upstream.data != nullptr) : 0) + sum + parts);
     }
     int64_t items(const GridSampleParams& p) const {
         if (p.phase >= count) return 0;
         switch (steps[p.phase]) {
             case kPoints: return pieces;
-            case kScatter: return shares * splits;
+            case kScatter: return parts ? p.B * parts : shares * splits;
             default: return std::min<int64_t>(p.threads, ceil_div(p.B * p.C * pixels(p), 1 << 14));
         }
     }

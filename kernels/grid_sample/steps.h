@@ -331,11 +331,27 @@ class Steps {
             }
     }
 
-    void by_planes(const Part& part) const {
+    void by_planes(const Part& part) const { by_planes(p, part); }
+    void by_planes(const GridSampleParams& params, const Part& part) const {
         if constexpr (std::is_same_v<A, double>)
-            grid_sample_planes_double_cpu(&p, &part);
+            grid_sample_planes_double_cpu(&params, &part);
         else
-            grid_sample_planes_cpu(&p, &part);
+            grid_sample_planes_cpu(&params, &part);
+    }
+    /// Of an image's points the k-th part, added to sums of its own.
+    void scatter_points(int64_t b, int64_t k) {
+        const int64_t blocks = ceil_div(p.P, kBlock), each = p.C * pixels(p);
+        GridSampleParams own = p;
+        own.grad_input = plan.sums(p, k), own.grad_input_stride[0] = each;
+        std::fill_n(static_cast<A*>(own.grad_input) + b * each, each, A(0));
+        const int slowest = block.outermost;
+        by_planes(own, {b,
+                        blocks * k / plan.parts * kBlock,
+                        std::min(p.P, blocks * (k + 1) / plan.parts * kBlock),
+                        p.grad_grid != nullptr,
+                        true,
+                        {0, p.C},
+                        {0, p.size[slowest]}});
     }
 
   public:
@@ -362,6 +378,11 @@ class Steps {
         }
     }
     void scatter_items(int64_t begin, int64_t end) {
+        if (plan.parts) {
+            for (int64_t item = begin; item < end; ++item)
+                scatter_points(item / plan.parts, item % plan.parts);
+            return;
+        }
         for (int64_t item = begin; item < end; ++item) {
             const int64_t share = item / plan.splits, split = item % plan.splits;
             for (int64_t b = p.B * share / plan.shares; b < p.B * (share + 1) / plan.shares; ++b)
