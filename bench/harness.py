@@ -112,6 +112,7 @@ def source_key(operator: str, device: str | None = None) -> str:
         if not (device == "cpu" and source.endswith(".cu"))
         and not (device == "cuda" and "_cpu." in source)
         for path, digest in sources.closure(source).items()
+        if not (device == "cuda" and path.endswith("_cpu.h"))
     }
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
