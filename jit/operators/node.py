@@ -59,7 +59,6 @@ class Node:
                 `<name>_backward` that is called instead, but for gradients of gradients.
             spared: whether the first tensor is kept for the gradient to the second alone.
         """
-
         if not self._looked:
             self._looked = True
             self.take(_found())
