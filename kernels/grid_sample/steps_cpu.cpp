@@ -9,8 +9,8 @@
 // are summed in float rows and rounded once.
 //
 // No two threads write the same pixel: they share images, channels, or slabs of the slowest axis.
-// Each pixel's sum is in the order of points however that is done, or of parts of the points that do
-// not depend on the number of threads; nor then do results.
+// Each pixel's sum is in the order of points however that is done, or of parts of the points that
+// do not depend on the number of threads; nor then do results.
 #include "phases.h"
 
 int64_t grid_sample_scratch_cpu(GridSampleParams* p) {
