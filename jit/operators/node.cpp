@@ -420,12 +420,12 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                        {0, nullptr}};
 PyType_Spec spec = {"octet_node.Call", sizeof(Call), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-PyObject* type = nullptr;
+PyObject* call_type = nullptr;
 
 /// Makes a function of Python's the `__call__` that torch.compile finds and follows. Set past
 /// the type's own setter, which would have all calls go through it.
 PyObject* follow(PyObject*, PyObject* function) {
-    auto* of = reinterpret_cast<PyTypeObject*>(type);
+    auto* of = reinterpret_cast<PyTypeObject*>(call_type);
     if (PyDict_SetItemString(of->tp_dict, "__call__", function) < 0) return nullptr;
     PyType_Modified(of);
     Py_RETURN_NONE;
@@ -446,7 +446,7 @@ PyModuleDef module = {PyModuleDef_HEAD_INIT,
 
 PyMODINIT_FUNC PyInit_octet_node() {
     PyObject* made = PyModule_Create(&module);
-    type = made ? PyType_FromSpec(&spec) : nullptr;
-    if (!type || PyModule_AddObject(made, "Call", type) < 0) return nullptr;
+    call_type = made ? PyType_FromSpec(&spec) : nullptr;
+    if (!call_type || PyModule_AddObjectRef(made, "Call", call_type) < 0) return nullptr;
     return made;
 }
