@@ -58,10 +58,9 @@ struct GridSampleGradientRates {
     double field_adds = 512;  // to each pixel, and in all, from where that is worth a look
     double field_least = 1.6e7;
     float field_few = 6;     // sectors that 32 points lie in, from where it pays
-    double passes = 1.6e-6;  // of an element in 16 bits, in float, beyond writing it;
-    double summed = 6e-6;    // of an addition to one,
-    double listed = 1.1e-4;  // and of a point in the lists of runs of pixels,
-    double lists = 20;       // and of launching what makes these,
-    double alone = 16;       // and pixels to a point, from where each addition is one to memory
+    double passes = 4.4e-6;  // of an element in 16 bits, in float, beyond writing it;
+    double listed = 3.9e-5;  // of a point in the lists of runs of pixels,
+    double summed = 8.9e-6;  // of each of its gradients,
+    double lists = 20;       // and of launching what makes these
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;

@@ -139,7 +139,7 @@ Plans plans_of(const GridSampleParams& p) {
     if (sums && p.interpolation == Interpolation::kLinear) {
         if (is_dense(p) && by_runs(p)) {
             plans.turned.runs = true;
-            plans.turned.sum_bytes = runs_of(p).bytes(taps_of(p));
+            plans.turned.sum_bytes = runs_of(p).bytes();
             plans.take = Plans::kProbe;
             plans.why = "16 bits, and far more pixels than points; unless these crowd in places";
             return plans;

@@ -3,30 +3,29 @@
 #pragma once
 #include "job.cuh"
 
-/// Elements of a run, whose sums a block has in shared memory, and points that it takes at most:
-/// with more it would take too long.
-constexpr int kRunElements = 8192, kRunMost = 4096;
+/// Elements of a run, whose sums a block has in shared memory.
+constexpr int kRunElements = 8192;
 
-/// The pixels of each image in memory's order, cut into runs; a point stands in the list of each
-/// run that it adds to.
+/// The pixels of each image in memory's order, cut into runs; a point stands in a bin of each run
+/// that it adds to.
 struct PixelRuns {
-    int pixels_log2;     // of a run
-    bool last;           // a pixel's channels lie side by side, and a run has them all
-    int each, count;     // runs of an image, of all
-    int* crowded;        // whether a run has more than kRunMost points
-    int *used, *points;  // length of `list`; how many points of it are a run's
-    int *begins, *list;  // where these begin
-    int* ranks;          // which one of a run's a point is, for each corner
+    static constexpr int kBins = 16;        // of a run, so that fewer points wait for each other
+    static constexpr int kBinPoints = 512;  // at most: a run of more would take too long
+    static constexpr int kHeadBytes = 256;  // `crowded`, which others look at
 
-    static constexpr int64_t kHeadBytes = 256 + 4;  // `crowded`, which others look at, and `used`
+    int pixels_log2;       // of a run
+    bool last;             // a pixel's channels lie side by side, and a run has them all
+    int each, count;       // runs of an image, of all
+    int* crowded;          // whether a bin has more
+    int *counts, *points;  // of the bins
 
-    /// Scratch memory for so many points in all lists, at most.
-    int64_t bytes(int64_t listed) const {
-        return kHeadBytes + 2 * (int64_t(count) + listed) * int64_t(sizeof(int));
+    int64_t zero_bytes() const { return kHeadBytes + int64_t(count) * kBins * sizeof(int); }
+    /// Of scratch memory.
+    int64_t bytes() const {
+        return zero_bytes() + int64_t(count) * kBins * kBinPoints * sizeof(int);
     }
-    void place(void* scratch, int64_t listed) {
-        crowded = static_cast<int*>(scratch), used = crowded + 64;
-        points = used + 1, begins = points + count;
-        list = begins + count, ranks = list + listed;
+    void place(void* scratch) {
+        crowded = static_cast<int*>(scratch), counts = crowded + kHeadBytes / sizeof(int);
+        points = counts + int64_t(count) * kBins;
     }
 };

@@ -211,7 +211,7 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     job.field = plan.field;
     if (plan.runs) {
         PixelRuns runs = runs_of(p);
-        runs.place(p.scratch, taps_of(p));
+        runs.place(p.scratch);
         return p.rest->pixel_runs(job, runs, stream);
     }
     // The kernels for small offsets write these zeros on their way: one launch less.

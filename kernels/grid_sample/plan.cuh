@@ -154,15 +154,14 @@ bool by_runs(const GridSampleParams& p) {
     const int64_t voxels = voxel_count(p);
     const bool last = p.C > 1 && p.grad_input_stride[1] == 1;
     bool fits = element_size(p.dtype) == 2 && (!last || p.C <= 8) && voxels < 1 << 30 &&
-                p.B < 1 << 16 && p.C < 1 << 16 && p.P < 1 << 30 && taps_of(p) < 1 << 30 &&
+                p.B < 1 << 16 && p.C < 1 << 16 && p.P < 1 << 30 &&
                 steps_of(p, p.grad_input_stride, 2).fits;
     int64_t dense = last ? p.C : 1;
     for (int d = 2; d >= 0; dense *= p.size[d--])
         fits = fits && (p.size[d] == 1 || p.grad_input_stride[2 + d] == dense);
-    const double saved =
-        voxels * r.passes +
-        (double(p.P) * r.alone < double(voxels) ? double(p.P << p.D) * r.summed : 0);
-    return fits && p.B * p.C * saved > p.B * p.P * r.listed + r.lists;
+    const double points = double(p.B) * p.P;
+    return fits &&
+           double(p.B) * p.C * voxels * r.passes > points * (r.listed + p.C * r.summed) + r.lists;
 }
 
 /// Scratch memory for a field of so many bytes a pixel.
