@@ -18,20 +18,6 @@ constexpr int64_t kChunk = kConverts<T>     ? kAtOnce
 constexpr int64_t kShort = 16;  // elements of a row that is not worth a loop of its own,
 constexpr int64_t kRows = 256;  // of which so many are gone through column by column
 
-/// `count` elements side by side: where they are, or in `to`.
-template <typename T>
-const T* collected(const T* from, int64_t step, int64_t count, T* to) {
-    if (step == 1) return from;
-    if (step == 0)
-        std::fill_n(to, count, *from);
-    else if (step == 2)  // known to the vectoriser
-        for (int64_t i = 0; i < count; ++i) to[i] = from[2 * i];
-    else
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < count; ++i) to[i] = from[i * step];
-    return to;
-}
-
 /// Elements [i, i + count) of output M, of those that the CPU converts itself.
 template <typename T, typename Function, int M, size_t... I>
 inline void convert(const T* const* from, int64_t i, int64_t count, T* to,
@@ -114,41 +100,112 @@ __attribute__((noinline)) void rows_dense(const T* const* in, const int64_t* ste
     }
 }
 
-/// `length` elements of output M along one dimension, from the addresses given.
+/// What computes one output of elements of one type. Addresses are in bytes: what goes through
+/// tensors is one function for all types and formulas, which compilers have to read once.
+struct Loops {
+    /// As `rows_dense`.
+    void (*rows)(const char* const* in, const int64_t* step, const int64_t* pitch, int64_t width,
+                 int64_t rows, char* out);
+    /// Elements one by one, from and to anywhere: where they are few.
+    void (*few)(const char* const* in, const int64_t* step, char* out, int64_t out_step,
+                int64_t length);
+    /// Every other element, to neighbours; or null.
+    void (*every_other)(const char* const* in, int64_t length, char* out);
+};
+
+template <typename T, typename Function, int M, typename All>
+struct Output;
 template <typename T, typename Function, int M, size_t... I>
-void run(const T* const* in, const int64_t* step, T* __restrict out, int64_t out_step,
-         int64_t length, std::index_sequence<I...> all) {
-    if (out_step == 1 && ((step[I] == 1) && ...))
-        return rows_dense<T, Function, M>(in, step, step, length, 1, out, all);
-    if (!kConverts<T> && out_step == 1 && ((step[I] == 2) && ...)) {
-        for (int64_t i = 0; i < length; ++i)
-            out[i] = store<T>(pick<M>(Function()(load(in[I][2 * i])...)));
-        return;
+struct Output<T, Function, M, std::index_sequence<I...>> {
+    static const T* typed(const char* from) { return reinterpret_cast<const T*>(from); }
+    static Acc<T> one(const T* from) {
+        Acc<T> number;
+        load_run(from, 1, &number);
+        return number;
     }
-    if (length < kAtOnce) {
-        for (int64_t i = 0; i < length; ++i)
-            out[i * out_step] = store<T>(pick<M>(Function()(load(in[I][i * step[I]])...)));
-        return;
+
+    static void rows(const char* const* in, const int64_t* step, const int64_t* pitch,
+                     int64_t width, int64_t rows, char* out) {
+        const T* const from[] = {typed(in[I])...};
+        rows_dense<T, Function, M>(from, step, pitch, width, rows, reinterpret_cast<T*>(out),
+                                   std::index_sequence<I...>());
     }
-    T packed[sizeof...(I)][kBlock], results[kBlock];
-    const int64_t dense[] = {(void(I), int64_t(1))...};
+    static void few(const char* const* in, const int64_t* step, char* out, int64_t out_step,
+                    int64_t length) {
+        T* const to = reinterpret_cast<T*>(out);
+#pragma GCC unroll 1
+        for (int64_t i = 0; i < length; ++i) {
+            const Acc<T> result = pick<M>(Function()(one(typed(in[I]) + i * step[I])...));
+            store_run(&result, 1, to + i * out_step);
+        }
+    }
+    static void every_other(const char* const* in, int64_t length, char* out) {
+        const T* const from[] = {typed(in[I])...};
+        T* __restrict const to = reinterpret_cast<T*>(out);
+        for (int64_t i = 0; i < length; ++i)
+            to[i] = store<T>(pick<M>(Function()(load(from[I][2 * i])...)));
+    }
+    static constexpr Loops loops = {rows, few, kConverts<T> ? nullptr : every_other};
+};
+
+/// `count` elements, `from_step` and `to_step` apart. A step of 0 is the same element each time.
+template <typename Bits>
+__attribute__((noinline)) void copy_apart(const char* from, int64_t from_step, int64_t count,
+                                          char* to, int64_t to_step) {
+    typedef Bits Any __attribute__((may_alias));
+    const Any* const in = reinterpret_cast<const Any*>(from);
+    Any* __restrict const out = reinterpret_cast<Any*>(to);
+    if (to_step != 1)
+        for (int64_t i = 0; i < count; ++i) out[i * to_step] = in[i];
+    else if (from_step == 2)  // known to the vectoriser
+        for (int64_t i = 0; i < count; ++i) out[i] = in[2 * i];
+    else
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < count; ++i) out[i] = in[i * from_step];
+}
+inline void copy_apart(int64_t size, const char* from, int64_t from_step, int64_t count, char* to,
+                       int64_t to_step) {
+    (size == 2   ? copy_apart<uint16_t>
+     : size == 4 ? copy_apart<uint32_t>
+                 : copy_apart<uint64_t>)(from, from_step, count, to, to_step);
+}
+
+/// `length` elements of an output along one dimension, from the addresses given.
+template <int N>
+void run(const Loops& loops, int64_t size, const char* const* in, const int64_t* step, char* out,
+         int64_t out_step, int64_t length) {
+    const auto all = [&](int64_t apart) {
+        return std::all_of(step, step + N, [&](int64_t each) { return each == apart; });
+    };
+    if (out_step == 1 && all(1)) return loops.rows(in, step, step, length, 1, out);
+    if (out_step == 1 && loops.every_other && all(2)) return loops.every_other(in, length, out);
+    if (length < kAtOnce) return loops.few(in, step, out, out_step, length);
+    alignas(64) char packed[N][kBlock * 8], results[kBlock * 8];
+    int64_t dense[N];
+    std::fill_n(dense, N, 1);
     for (int64_t at = 0; at < length; at += kBlock) {
         const int64_t count = std::min(length - at, kBlock);
-        const T* from[] = {collected(in[I] + at * step[I], step[I], count, packed[I])...};
-        T* const to = out_step == 1 ? out + at : results;
-        rows_dense<T, Function, M>(from, dense, dense, count, 1, to, all);
-        if (out_step == 1) continue;
-        for (int64_t i = 0; i < count; ++i) out[(at + i) * out_step] = results[i];
+        const char* from[N];
+        for (int n = 0; n < N; ++n) {
+            from[n] = in[n] + size * at * step[n];
+            if (step[n] == 1) continue;
+            copy_apart(size, from[n], step[n], count, packed[n], 1);
+            from[n] = packed[n];
+        }
+        char* const to = out + size * at * out_step;
+        loops.rows(from, dense, dense, count, 1, out_step == 1 ? to : results);
+        if (out_step != 1) copy_apart(size, results, 1, count, to, out_step);
     }
 }
 
-/// Where a run of elements begins in each tensor.
-template <typename T, int N, int Outs>
+/// Where a run of elements begins in each tensor, of so many bytes an element.
+template <int N, int Outs>
 struct Place {
-    const T* in[N];
-    T* out[Outs];  // null where not asked for
+    int64_t size;
+    const char* in[N];
+    char* out[Outs];  // null where not asked for
 
-    Place(const ElementwiseParams& p, int64_t row, int64_t column) {
+    Place(const ElementwiseParams& p, int64_t size, int64_t row, int64_t column) : size(size) {
         const int inner = p.dims - 1;
         int64_t in_at[N], out_at[Outs];
         for (int n = 0; n < N; ++n) in_at[n] = column * p.in_stride[n][inner];
@@ -159,36 +216,32 @@ struct Place {
             for (int m = 0; m < Outs; ++m) out_at[m] += index * p.out_stride[m][d];
             row /= p.size[d];
         }
-        for (int n = 0; n < N; ++n) in[n] = static_cast<const T*>(p.in[n]) + in_at[n];
+        for (int n = 0; n < N; ++n) in[n] = static_cast<const char*>(p.in[n]) + size * in_at[n];
         for (int m = 0; m < Outs; ++m)
-            out[m] = p.out[m] ? static_cast<T*>(p.out[m]) + out_at[m] : nullptr;
+            out[m] = p.out[m] ? static_cast<char*>(p.out[m]) + size * out_at[m] : nullptr;
     }
     void move(const ElementwiseParams& p, int d) {
-        for (int n = 0; n < N; ++n) in[n] += p.in_stride[n][d];
+        for (int n = 0; n < N; ++n) in[n] += size * p.in_stride[n][d];
         for (int m = 0; m < Outs; ++m)
-            if (out[m]) out[m] += p.out_stride[m][d];
+            if (out[m]) out[m] += size * p.out_stride[m][d];
     }
 };
 
 /// Elements [begin, end) in row-major order: runs of the innermost dimension; rows that lie one
-/// after the other together, short ones a column of all at a time.
-template <typename T, typename Function, int... M>
-void range(const ElementwiseParams& p, int64_t begin, int64_t end,
-           std::integer_sequence<int, M...>) {
-    constexpr int N = inputs<Function>, Outs = sizeof...(M);
+/// after the other together, short ones a column of all at a time. One function for all types.
+template <int N, int Outs>
+__attribute__((noinline)) void range(const ElementwiseParams& p, int64_t size, const Loops* loops,
+                                     int64_t begin, int64_t end) {
     const int inner = p.dims - 1;
     const int64_t width = p.size[inner];
-    Place<T, N, Outs> at(p, 0, 0);
+    Place<N, Outs> at(p, size, 0, 0);
     // `length` elements along dimension d.
     const auto along = [&](int d, int64_t length) {
         int64_t step[N];
         for (int n = 0; n < N; ++n) step[n] = p.in_stride[n][d];
-        const auto output = [&](auto m) {
+        for (int m = 0; m < Outs; ++m)
             if (at.out[m])
-                run<T, Function, m>(at.in, step, at.out[m], p.out_stride[m][d], length,
-                                    std::make_index_sequence<N>());
-        };
-        (output(std::integral_constant<int, M>()), ...);
+                run<N>(loops[m], size, at.in, step, at.out[m], p.out_stride[m][d], length);
     };
     int64_t step[N];
     bool in_rows = inner > 0 && p.out_stride[0][inner] == 1 && p.out_stride[0][inner - 1] == width;
@@ -196,24 +249,17 @@ void range(const ElementwiseParams& p, int64_t begin, int64_t end,
         step[n] = p.in_stride[n][inner];
         in_rows = in_rows && (step[n] == 1 || (step[n] == 0 && width <= kBlock));
     }
-    const auto dense = [&](int64_t rows) {
-        int64_t pitch[N];
-        for (int n = 0; n < N; ++n) pitch[n] = p.in_stride[n][inner - 1];
-        const auto output = [&](auto m) {
-            if (at.out[m])
-                rows_dense<T, Function, m>(at.in, step, pitch, width, rows, at.out[m],
-                                           std::make_index_sequence<N>());
-        };
-        (output(std::integral_constant<int, M>()), ...);
-    };
     while (begin < end) {
         const int64_t row = begin / width, column = begin % width;
-        at = Place<T, N, Outs>(p, row, column);
+        at = Place<N, Outs>(p, size, row, column);
         int64_t rows = column > 0 || inner == 0 ? 0 : (end - begin) / width;
         if (rows > 1) rows = std::min(rows, p.size[inner - 1] - row % p.size[inner - 1]);
         if (rows > 1 && in_rows) {
             if (Outs > 1) rows = std::min(rows, std::max<int64_t>(kRun / width, 1));
-            dense(rows);
+            int64_t pitch[N];
+            for (int n = 0; n < N; ++n) pitch[n] = p.in_stride[n][inner - 1];
+            for (int m = 0; m < Outs; ++m)
+                if (at.out[m]) loops[m].rows(at.in, step, pitch, width, rows, at.out[m]);
             begin += rows * width;
             continue;
         }
@@ -234,12 +280,20 @@ void range(const ElementwiseParams& p, int64_t begin, int64_t end,
     }
 }
 
+template <typename T, typename Function, int... M>
+void range_of(const ElementwiseParams& p, int64_t begin, int64_t end,
+              std::integer_sequence<int, M...>) {
+    using All = std::make_index_sequence<inputs<Function>>;
+    static constexpr Loops loops[] = {Output<T, Function, M, All>::loops...};
+    range<inputs<Function>, sizeof...(M)>(p, sizeof(T), loops, begin, end);
+}
+
 }  // namespace elementwise
 
 template <typename Function>
 void elementwise_cpu(const ElementwiseParams& p, int64_t begin, int64_t end) {
     dispatch(p.dtype, [&](auto element) {
-        elementwise::range<decltype(element), Function>(
+        elementwise::range_of<decltype(element), Function>(
             p, begin, end, std::make_integer_sequence<int, elementwise::outputs<Function>>());
     });
 }
