@@ -1,6 +1,7 @@
 """What enters a build's key: changing it misses, changing it back hits."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -414,6 +415,24 @@ def test_an_operator_may_have_a_folder_of_kernels(tmp_path):
     found = units.Sources(tmp_path).closure("kernels/thing/forward.cu")
     assert [*found] == ["kernels/thing/forward.cu", "kernels/thing/own.h"]
     assert str(tmp_path / "kernels/thing") in units.source_folders(tmp_path)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_ptxas_does_kernels_at_once_where_it_knows_how(tmp_path, known):
+    """An older one, which ends at a flag that it does not know, is not given it."""
+    toolchain.current.cache_clear()
+    ptxas = tmp_path / "cuda/bin/ptxas"
+    ptxas.parent.mkdir(parents=True)
+    ptxas.write_text(f"#!/bin/sh\n[ $# = 2 ] || exit 1\nexit {0 if known else 255}\n")
+    ptxas.chmod(0o755)
+    tools = toolchain.current(tmp_path)._replace(nvcc=None, cuda_home=str(tmp_path / "cuda"))
+    flags.of.cache_clear()
+    found = flags.of(tools, tmp_path).together
+    flags.of.cache_clear()
+    if not known:
+        assert found == []
+    else:
+        assert found[0] == "-Xptxas" and re.fullmatch(r"--split-compile=[1-4]", found[1])
 
 
 def test_a_trial_of_the_compiler_that_fails_once_decides_nothing(tmp_path, monkeypatch):

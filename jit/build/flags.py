@@ -28,7 +28,7 @@ from ..machine.forks import Lock
 from ..machine.toolchain import Toolchain
 from .workshop import behind
 
-_FORMAT = 2  # raise when the questions, or the form of the answers, change
+_FORMAT = 3  # raise when the questions, or the form of the answers, change
 _NAME, _INCLUDE, _EXTRA = "@name@", "/@include@", "@extra@"  # what a caller brings, in the answers
 _one_at_a_time = Lock()
 
@@ -44,6 +44,7 @@ class Flags:
     lines: dict[str, list[str]]
     linker: list[str]  # has the compiler use the fastest linker that works with it
     quicker: list[str]  # lets g++ compile in half the time, to the same end
+    together: list[str]  # lets ptxas do a source's kernels at once, to the same code of each
 
     def cxx(self, name: str, includes: list[str], extra: list[str], with_cuda: bool) -> list[str]:
         """Return the arguments for a C++ source of the module `name`."""
@@ -95,10 +96,12 @@ def of(toolchain: Toolchain, work: Path) -> Flags:
     with _one_at_a_time:  # all units ask at once
         kept = files.read_record(place)
         if kept is None:
-            of_compiler = behind(_ask_compiler, toolchain.command("CXX"))  # as torch's is imported
+            # As torch's module is imported.
+            of_compiler = behind(_ask_compiler, toolchain.command("CXX"))
+            of_ptxas = behind(_ask_ptxas, toolchain.cuda_home)
             with _cpp_extension(toolchain) as extension:
                 with_nvcc = bool(toolchain.nvcc and toolchain.cuda_home)
-                kept = [_ask_torch(extension, with_nvcc), *of_compiler.result()]
+                kept = [_ask_torch(extension, with_nvcc), *of_compiler.result(), of_ptxas.result()]
             files.write_record(place, kept)
     return Flags(*kept)
 
@@ -168,10 +171,7 @@ def _ask_compiler(cxx: list[str]) -> list[list[str]]:
     """
 
     def accepts(*flags: str) -> bool:
-        trial = [*cxx, *flags, "-x", "c++", "/dev/null"]
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        # Twice: what a busy machine refuses for once would be kept, and decide how all is linked.
-        return any(start(trial, **silent).wait() == 0 for _ in range(2))
+        return _works([*cxx, *flags, "-x", "c++", "/dev/null"])
 
     linkers = (f"-fuse-ld={name}" for name in ("lld", "gold") if shutil.which(f"ld.{name}"))
     works = (f for f in linkers if accepts("-shared", "-fPIC", f, "-o", "/dev/null"))
@@ -180,6 +180,20 @@ def _ask_compiler(cxx: list[str]) -> list[list[str]]:
         [*islice(works, 1), "-Wl,--as-needed"],
         [quicker] if accepts(quicker, "-fsyntax-only") else [],
     ]
+
+
+def _ask_ptxas(cuda_home: str | None) -> list[str]:
+    """The flag for as many threads as shorten a compilation, where ptxas knows it."""
+    if not cuda_home or not os.access(ptxas := os.path.join(cuda_home, "bin", "ptxas"), os.X_OK):
+        return []
+    flag = f"--split-compile={min(4, os.cpu_count() or 1)}"
+    return ["-Xptxas", flag] if _works([ptxas, flag, "--version"]) else []
+
+
+def _works(command: list[str]) -> bool:
+    """Twice: what a busy machine refuses for once would be kept, and decide how all is built."""
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return any(start(command, **silent).wait() == 0 for _ in range(2))
 
 
 def cuda_runtime(folder: Path, toolchain: Toolchain) -> list[str]:

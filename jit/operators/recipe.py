@@ -148,7 +148,8 @@ class OperatorRecipe:
         toolchain, found, root = self._toolchain, self._flags(), self._unit.root
         includes = [str(at / "include") for at in dict.fromkeys((root, HOME))]
         if source.endswith(".cu"):
-            own = [*toolchain.cuda_flags, *_TELL_RESOURCES, *_NO_SPECIAL_FUNCTIONS, *define]
+            own = [*toolchain.cuda_flags, *found.together, *_TELL_RESOURCES]
+            own += [*_NO_SPECIAL_FUNCTIONS, *define]
             command = toolchain.command("PYTORCH_NVCC")
             if host := os.environ.get("CC"):
                 command += ["-ccbin", host]
