@@ -418,17 +418,22 @@ def test_an_operator_may_have_a_folder_of_kernels(tmp_path):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_ptxas_does_kernels_at_once_where_it_knows_how(tmp_path, known):
-    """An older one, which ends at a flag that it does not know, is not given it."""
+def test_ptxas_does_kernels_at_once_where_it_knows_how(tmp_path, monkeypatch, known):
+    """An older one, which ends at a flag that it does not know, is not given it: nvcc's own one."""
     toolchain.current.cache_clear()
-    ptxas = tmp_path / "cuda/bin/ptxas"
-    ptxas.parent.mkdir(parents=True)
-    ptxas.write_text(f"#!/bin/sh\n[ $# = 2 ] || exit 1\nexit {0 if known else 255}\n")
-    ptxas.chmod(0o755)
-    tools = toolchain.current(tmp_path)._replace(nvcc=None, cuda_home=str(tmp_path / "cuda"))
+    for home, status in (("cuda", 0 if known else 255), ("other", 255 if known else 0)):
+        (tmp_path / home / "bin").mkdir(parents=True)
+        for name, ends in (("ptxas", f"[ $# = 2 ] && exit {status}; exit 1"), ("nvcc", "exit 0")):
+            (tmp_path / home / "bin" / name).write_text(f"#!/bin/sh\n{ends}\n")
+            (tmp_path / home / "bin" / name).chmod(0o755)
+    # By PYTORCH_NVCC nvcc is of another CUDA than the rest.
+    monkeypatch.setenv("PYTORCH_NVCC", f"env {tmp_path}/cuda/bin/nvcc -ccbin c++")
+    tools = toolchain.current(tmp_path)
+    tools = tools._replace(nvcc="nvcc 1 2", cuda_home=str(tmp_path / "other"))
     flags.of.cache_clear()
     found = flags.of(tools, tmp_path).together
     flags.of.cache_clear()
+    toolchain.current.cache_clear()
     if not known:
         assert found == []
     else:

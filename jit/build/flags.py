@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice, product
+from itertools import islice, product, takewhile
 from pathlib import Path
 from typing import Any
 from unittest import mock  # which torch has imported
@@ -96,11 +96,12 @@ def of(toolchain: Toolchain, work: Path) -> Flags:
     with _one_at_a_time:  # all units ask at once
         kept = files.read_record(place)
         if kept is None:
-            # As torch's module is imported.
+            with_nvcc = bool(toolchain.nvcc and toolchain.cuda_home)
+            nvcc = toolchain.command("PYTORCH_NVCC") if with_nvcc else []
+            # Meanwhile torch's module is imported.
             of_compiler = behind(_ask_compiler, toolchain.command("CXX"))
-            of_ptxas = behind(_ask_ptxas, toolchain.cuda_home)
+            of_ptxas = behind(_ask_ptxas, nvcc)
             with _cpp_extension(toolchain) as extension:
-                with_nvcc = bool(toolchain.nvcc and toolchain.cuda_home)
                 kept = [_ask_torch(extension, with_nvcc), *of_compiler.result(), of_ptxas.result()]
             files.write_record(place, kept)
     return Flags(*kept)
@@ -182,12 +183,16 @@ def _ask_compiler(cxx: list[str]) -> list[list[str]]:
     ]
 
 
-def _ask_ptxas(cuda_home: str | None) -> list[str]:
-    """The flag for as many threads as shorten a compilation, where ptxas knows it."""
-    if not cuda_home or not os.access(ptxas := os.path.join(cuda_home, "bin", "ptxas"), os.X_OK):
+def _ask_ptxas(nvcc: list[str]) -> list[str]:
+    """The flag for as many threads as shorten a compilation, where nvcc's own ptxas knows it."""
+    words = [*takewhile(lambda word: word[:1] != "-", nvcc)]
+    found = shutil.which(words[-1]) if words else None  # behind ccache, before flags
+    if not found:
         return []
+    ptxas = os.path.join(os.path.dirname(os.path.realpath(found)), "ptxas")
     flag = f"--split-compile={min(4, os.cpu_count() or 1)}"
-    return ["-Xptxas", flag] if _works([ptxas, flag, "--version"]) else []
+    there = os.access(ptxas, os.X_OK) and _works([ptxas, flag, "--version"])
+    return ["-Xptxas", flag] if there else []
 
 
 def _works(command: list[str]) -> bool:
