@@ -171,21 +171,34 @@ def test_all_forms_of_results_can_be_compared(device):
 
 
 @pytest.mark.parametrize(
-    ("ratios", "fails"),
-    [([1.2], False), ([1.4, 1.2], False), ([1.4, 1.4, 1.2], False), ([1.4, 1.5, 1.3], True)],
+    ("ratios", "bound", "fails"),
+    [
+        ([1.2], 1.3, False),
+        ([1.4, 1.2], 1.3, False),
+        ([1.4, 1.4, 1.2], 1.3, False),
+        ([1.4, 1.5, 1.3], 1.3, True),
+        ([1.9], 2.0, False),
+        ([2.1, 2.0, 2.5], 2.0, True),
+    ],
 )
-def test_the_guard_fails_where_three_measurements_in_a_row_are_worse(ratios, fails, monkeypatch):
+def test_the_guard_fails_where_three_measurements_in_a_row_are_worse(
+    ratios, bound, fails, monkeypatch
+):
     monkeypatch.setattr(guard, "CASES", {"cube": None})
     turns = iter(ratios)
-    failed = guard.check({"cube": 1.0}, lambda case: next(turns))
-    assert failed == (["cube"] if fails else []) and next(turns, None) is None
+    failed = guard.check({"cube": (1.0, bound)}, lambda case: next(turns))
+    assert failed == ([f"cube: {bound}x the kept ratio or more"] if fails else [])
+    assert next(turns, None) is None
 
 
-def test_the_guard_goes_by_this_processor_or_by_the_slowest(capsys):
+def test_the_guard_goes_by_this_processor_or_by_twice_the_slowest(capsys):
     of = [("A", "cube", 1.0), ("B", "cube", 2.0), ("B", "root", 3.0)]
     kept = [{"device": device, "case": case, "ratio": ratio} for device, case, ratio in of]
-    assert guard.baseline(kept, "A") == {"cube": 1.0}
-    assert guard.baseline(kept, "C") == {"cube": 2.0, "root": 3.0}
+    assert guard.baseline(kept, "B") == {"cube": (2.0, 1.3), "root": (3.0, 1.3)}
+    assert capsys.readouterr().out == ""
+    assert guard.baseline(kept, "A") == {"cube": (1.0, 1.3), "root": (3.0, 2.0)}
+    assert "none of ['root'] of A" in capsys.readouterr().out
+    assert guard.baseline(kept, "C") == {"cube": (2.0, 2.0), "root": (3.0, 2.0)}
     assert "no ratios are kept of C" in capsys.readouterr().out
 
 
