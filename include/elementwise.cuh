@@ -5,9 +5,6 @@
 // single elements that neighbouring threads make together cost less than words that have to be
 // shifted and joined where rows end. Matrices that lie transposed in memory go through tiles.
 #pragma once
-#include <algorithm>
-#include <numeric>
-
 #include "dims.h"
 #include "elementwise.h"
 #include "short.cuh"
@@ -356,9 +353,31 @@ inline bool sparse(const ElementwiseParams& p, int inputs, int64_t bytes) {
             each = p.in_stride[n][inner - 1] * bytes / p.size[inner];
         else if (inner > 0)
             continue;
-        if (each >= std::max<int64_t>(16, 4 * bytes)) return true;
+        if (each >= 16 && each >= 4 * bytes) return true;
     }
     return false;
+}
+
+/// The kernel for a type of elements, out of those that `of` has for each.
+template <typename Kernels>
+auto kernel_of(DType dtype, const Kernels& of) {
+    switch (dtype) {
+        case DType::kFloat: return of(float{});
+        case DType::kDouble: return of(double{});
+        default: return of(Short{});
+    }
+}
+
+/// Starts a kernel. Kernels for all types take the same arguments: this is compiled once for them.
+template <typename... Args>
+const char* start(void (*kernel)(Args...), int64_t blocks, cudaStream_t queue,
+                  const Args&... args) {
+    kernel<<<unsigned(blocks), kThreads, 0, queue>>>(args...);
+    return launch_error();
+}
+
+inline int64_t greatest_common_divisor(int64_t a, int64_t b) {
+    return b == 0 ? a : greatest_common_divisor(b, a % b);
 }
 
 }  // namespace elementwise
@@ -378,68 +397,54 @@ inline const char* elementwise_cuda(const ElementwiseParams& given, void* stream
         aligned = aligned && reinterpret_cast<uintptr_t>(p.in[n]) % 16 == 0;
     }
     for (int m = 0; m < M; ++m) placed = placed && reinterpret_cast<uintptr_t>(p.out[m]) % 16 == 0;
+    const int size = p.dtype == DType::kDouble ? 8 : p.dtype == DType::kFloat ? 4 : 2;
     // What is small needs many threads more than whole words.
-    const bool small =
-        p.numel < (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16 ? 2 : 1) * kSmall;
+    const bool small = p.numel < (size == 2 ? 2 : 1) * kSmall;
     if (flat && placed && (aligned || !small)) {
+        const int64_t V = 16 / size, whole = p.numel / V, all = whole + p.numel % V;
+        void (*kernel)(Flat<N, M>, int64_t) = nullptr;
         dispatch(p.dtype, [&](auto element) {
             using T = decltype(element);
-            constexpr int V = 16 / sizeof(T), kWords = N > 2 ? 1 : 2;
-            const int64_t whole = p.numel / V, all = whole + p.numel % V;
-            const Flat<N, M> data(p);
-            if (aligned)
-                flat_kernel<Function, T, N, M, true>
-                    <<<unsigned(ceil_div(all, kThreads)), kThreads, 0, queue>>>(data, whole);
-            else
-                flat_kernel<Function, T, N, M, false>
-                    <<<unsigned(ceil_div(all, kThreads * kWords)), kThreads, 0, queue>>>(data,
-                                                                                         whole);
+            kernel = aligned ? flat_kernel<Function, T, N, M, true>
+                             : flat_kernel<Function, T, N, M, false>;
         });
-        return launch_error();
+        const int words = aligned || N > 2 ? 1 : 2;
+        return start(kernel, ceil_div(all, kThreads * words), queue, Flat<N, M>(p), whole);
     }
     const Strided<N, M> strided(p);
-    const int64_t length = p.size[p.dims - 1];
-    const auto launch = [&](auto element) {
-        using T = decltype(element);
-        constexpr int V = N > 4 && sizeof(T) == 2 ? 4 : 16 / sizeof(T);
-        if (!placed || flat || (p.dims > 2 && length < V) || sparse(p, N, sizeof(T))) {
-            const int each = small || N > 2 ? 1 : 4;
-            strided_kernel<Function, T, N, M>
-                <<<unsigned(ceil_div(p.numel, kThreads * each)), kThreads, 0, queue>>>(strided,
-                                                                                       each);
-            return;
-        }
-        if constexpr (N <= kMostTurned)
-            if (turned && !repeats && !small && length >= 32 && p.size[p.dims - 2] >= 32) {
-                const int64_t across = ceil_div(length, kTile<T>);
-                const int64_t tiles = across * ceil_div(p.size[p.dims - 2], kTile<T>);
-                const int64_t planes = p.numel / (length * p.size[p.dims - 2]);
-                if (tiles * planes < int64_t(1) << 31) {
-                    tile_kernel<Function, T, N, M>
-                        <<<unsigned(tiles * planes), kThreads, 0, queue>>>(
-                            strided, unsigned(across), unsigned(tiles));
-                    return;
-                }
+    const int64_t V = N > 4 && size == 2 ? 4 : 16 / size, length = p.size[p.dims - 1];
+    if (!placed || flat || (p.dims > 2 && length < V) || sparse(p, N, size)) {
+        const int each = small || N > 2 ? 1 : 4;
+        const auto kernel = kernel_of(p.dtype, [](auto element) {
+            return &strided_kernel<Function, decltype(element), N, M>;
+        });
+        return start(kernel, ceil_div(p.numel, kThreads * each), queue, strided, each);
+    }
+    if constexpr (N <= kMostTurned)
+        if (turned && !repeats && !small && length >= 32 && p.size[p.dims - 2] >= 32) {
+            const int side = size == 2 ? kTile<Short> : kTile<float>;
+            const int64_t across = ceil_div(length, side), rows = p.size[p.dims - 2];
+            const int64_t tiles = across * ceil_div(rows, side), planes = p.numel / (length * rows);
+            if (tiles * planes < int64_t(1) << 31) {
+                const auto kernel = kernel_of(p.dtype, [](auto element) {
+                    return &tile_kernel<Function, decltype(element), N, M>;
+                });
+                return start(kernel, tiles * planes, queue, strided, unsigned(across),
+                             unsigned(tiles));
             }
-        int64_t blocks = ceil_div(p.numel, kThreads * V), again = p.numel;
-        if (repeats) {
-            // So many blocks that rows begin anew behind them.
-            const int64_t period = length / std::gcd(length, int64_t(kThreads * V));
-            const int64_t fewer = ceil_div(ceil_div(blocks, kRepeats), period) * period;
-            if (fewer < blocks) blocks = fewer, again = blocks * kThreads * V;
         }
-        if (strided.small && p.dims <= 2)
-            gather_kernel<Function, T, N, M, true>
-                <<<unsigned(blocks), kThreads, 0, queue>>>(strided, again);
-        else
-            gather_kernel<Function, T, N, M, false>
-                <<<unsigned(blocks), kThreads, 0, queue>>>(strided, again);
-    };
-    if (p.dtype == DType::kDouble)
-        launch(double{});
-    else if (p.dtype == DType::kFloat)
-        launch(float{});
-    else
-        launch(Short{});
-    return launch_error();
+    int64_t blocks = ceil_div(p.numel, kThreads * V), again = p.numel;
+    if (repeats) {
+        // So many blocks that rows begin anew behind them.
+        const int64_t period = length / greatest_common_divisor(length, kThreads * V);
+        const int64_t fewer = ceil_div(ceil_div(blocks, kRepeats), period) * period;
+        if (fewer < blocks) blocks = fewer, again = blocks * kThreads * V;
+    }
+    const bool near = strided.small && p.dims <= 2;
+    const auto kernel = kernel_of(p.dtype, [&](auto element) {
+        using T = decltype(element);
+        return near ? gather_kernel<Function, T, N, M, true>
+                    : gather_kernel<Function, T, N, M, false>;
+    });
+    return start(kernel, blocks, queue, strided, again);
 }

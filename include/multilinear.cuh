@@ -55,13 +55,15 @@ inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stre
     return wide::launch<Cell, T, 1>(p, stream);
 }
 
-/// Forward where `out` is set, else backward. Two files each compile kernels for some element
-/// types: those of 32 and 64 bits, and those of 16, which few calls need.
+/// Forward where `out` is set, else backward. A file each compiles the kernels for float32, for
+/// float64 and for 16 bits: what few calls need is not waited for.
 template <typename Cell>
 inline const char* multilinear_cuda(const MultilinearParams& p, void* stream) {
-    const auto queue = static_cast<cudaStream_t>(stream);
-    return p.dtype == DType::kDouble ? launch_elements<Cell, double>(p, queue)
-                                     : launch_elements<Cell, float>(p, queue);
+    return launch_elements<Cell, float>(p, static_cast<cudaStream_t>(stream));
+}
+template <typename Cell>
+inline const char* multilinear_double_cuda(const MultilinearParams& p, void* stream) {
+    return launch_elements<Cell, double>(p, static_cast<cudaStream_t>(stream));
 }
 template <typename Cell>
 inline const char* multilinear_16bit_cuda(const MultilinearParams& p, void* stream) {

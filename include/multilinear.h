@@ -55,17 +55,21 @@ struct Position {
 };
 
 /// Declares the launchers of interpolation X, forward where p->out is set, else backward: `X_cuda`,
-/// null or the error's text, its part for float16 and bfloat16, and `X_cpu`, of points [begin,
-/// end).
-#define OCTET_MULTILINEAR_LAUNCHERS(X)                                                 \
-    OCTET_KERNEL const char* X##_cuda(const MultilinearParams* p, void* stream);       \
-    OCTET_KERNEL const char* X##_16bit_cuda(const MultilinearParams* p, void* stream); \
+/// null or the error's text, for float32, its parts for float64 and for float16 and bfloat16, and
+/// `X_cpu`, of points [begin, end).
+#define OCTET_MULTILINEAR_LAUNCHERS(X)                                                  \
+    OCTET_KERNEL const char* X##_cuda(const MultilinearParams* p, void* stream);        \
+    OCTET_KERNEL const char* X##_double_cuda(const MultilinearParams* p, void* stream); \
+    OCTET_KERNEL const char* X##_16bit_cuda(const MultilinearParams* p, void* stream);  \
     OCTET_KERNEL void X##_cpu(const MultilinearParams* p, int64_t begin, int64_t end);
 
-/// What few calls need, in a library of its own: the part for 16 bits on a GPU.
+/// What few calls need, in a library of its own: the parts for other elements on a GPU.
 struct MultilinearRest {
+    const char* (*of_double)(const MultilinearParams* p, void* stream);
     const char* (*of_16bit)(const MultilinearParams* p, void* stream);
+
+    auto of(DType dtype) const { return dtype == DType::kDouble ? of_double : of_16bit; }
 };
 inline bool needs_rest(const MultilinearParams& p, bool on_gpu) {
-    return on_gpu && (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16);
+    return on_gpu && p.dtype != DType::kFloat;
 }

@@ -1,8 +1,6 @@
 // How the kernels of multilinear_tiles.cuh and multilinear_sums.cuh divide a call into tiles, and
 // which calls they suit.
 #pragma once
-#include <algorithm>
-
 #include "multilinear.h"
 #include "rates/rows.cuh"
 
@@ -79,7 +77,7 @@ inline Part part_of(const int64_t* stride, int K, int64_t points, int64_t width,
 /// As many points to a tile as there are, may be and leave work for every multiprocessor; rounded
 /// down to where tiles begin on words.
 inline int64_t evened(int64_t points, int64_t most, int64_t N) {
-    points = std::max<int64_t>(1, std::min({points, most, ceil_div(N, kFairBlocks)}));
+    points = max(int64_t(1), min(min(points, most), ceil_div(N, kFairBlocks)));
     for (int even = 16; even > 1; even /= 2)
         if (points >= even) return points - points % even;
     return points;
@@ -111,7 +109,7 @@ inline Tiling plan_of(const MultilinearParams& p, int most_threads = kMostThread
     if (points == 1) {
         chunks = ceil_div(cell, kLargest);
         if (p.N * chunks < kFairBlocks)
-            chunks = std::max(chunks, std::min(ceil_div(kFairBlocks, p.N), p.F * size / 256));
+            chunks = max(chunks, min(ceil_div(kFairBlocks, p.N), p.F * size / 256));
     }
     divide(plan, p, K, points, chunks, size);
     // As many as points leave, and none for a row that is short.

@@ -178,7 +178,7 @@ inline const char* launch_sums(const MultilinearParams& p, const Plan& plan, cud
         alone.feats = nullptr;
         gradients_plan = plan_of<T, K>(alone, kThreads).plan;
         others = ceil_div(p.N, gradients_plan.points) * gradients_plan.chunks;
-        memory = std::max(memory, memory_of<Cell, T>(gradients_plan));
+        memory = max(memory, memory_of<Cell, T>(gradients_plan));
     }
     // Rounded up: of all blocks it makes `blocks`, and never more.
     const auto share = unsigned(ceil_div(blocks << 32, blocks + others));

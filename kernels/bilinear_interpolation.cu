@@ -1,4 +1,4 @@
-// Bilinear interpolation on the GPU. The kernels are multilinear.cuh's, for BilinearCell.
+// Bilinear interpolation on the GPU, float32. The kernels are multilinear.cuh's, for BilinearCell.
 #include "bilinear_interpolation.h"
 #include "multilinear.cuh"
 

@@ -1,4 +1,5 @@
-// Trilinear interpolation on the GPU. The kernels are multilinear.cuh's, for TrilinearCell.
+// Trilinear interpolation on the GPU, float32. The kernels are multilinear.cuh's, for
+// TrilinearCell.
 #include "multilinear.cuh"
 #include "trilinear_interpolation.h"
 

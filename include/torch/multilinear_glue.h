@@ -47,7 +47,7 @@ inline void set_feats(MultilinearParams& p, const Tensor& feats) {
 template <typename Op>
 void run(const Tensor& like, const MultilinearParams& p) {
     auto* on_cuda = Op::on_cuda;
-    if (needs_rest(p, !like.is_cpu())) on_cuda = rest_of<MultilinearRest>(Op::name)->of_16bit;
+    if (needs_rest(p, !like.is_cpu())) on_cuda = rest_of<MultilinearRest>(Op::name)->of(p.dtype);
     launch(Op::name, like, p, p.N, points_grain(1 << Op::D, p.F), Op::on_cpu, on_cuda);
 }
 
