@@ -92,6 +92,11 @@ OCTET_KERNEL const char* apply_lut3d_shared_cuda(const ApplyLut3dParams* p, void
 /// grad_image and sums, each unless it is null. CPU: parts [begin, end) of the pixels.
 OCTET_KERNEL const char* apply_lut3d_backward_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_backward_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
+/// On a GPU of float32; what other images need is compiled behind (include/torch/rest.h).
+OCTET_KERNEL const char* apply_lut3d_backward_others_cuda(const ApplyLut3dParams* p, void* stream);
+struct ApplyLut3dRest {
+    const char* (*backward)(const ApplyLut3dParams* p, void* stream);
+};
 /// grad_lut from sums, entries [begin, end).
 OCTET_KERNEL const char* apply_lut3d_sum_cuda(const ApplyLut3dParams* p, void* stream);
 OCTET_KERNEL void apply_lut3d_sum_cpu(const ApplyLut3dParams* p, int64_t begin, int64_t end);
@@ -169,7 +174,7 @@ inline int64_t apply_lut3d_work(const ApplyLut3dParams& p) {
 }
 
 /// Bytes of `sums` where the CUDA kernels sum in whole numbers; see
-/// kernels/apply_lut3d/backward.cu.
+/// kernels/apply_lut3d/backward.cuh.
 inline int64_t apply_lut3d_fixed_bytes(const ApplyLut3dParams& p) {
     const int64_t sums = 3 * int64_t(p.entries);
     return 256 + sums * (4 + 8 * (p.dtype == DType::kDouble ? 2 : 1));

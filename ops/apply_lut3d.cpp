@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "dims.h"
+#include "torch/rest.h"
 #include "torch/shapes.h"
 
 constexpr const char* kName = "apply_lut3d";
@@ -171,7 +172,7 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
     }
     if (need_lut) {
         p.grad_lut = grad_lut.data_ptr();
-        // Of the CUDA kernels' deterministic sums: see kernels/apply_lut3d/backward.cu.
+        // Of the CUDA kernels' deterministic sums: see kernels/apply_lut3d/backward.cuh.
         const bool fixed = deterministic && image.is_cuda();
 #ifdef OCTET_CUDA
         if (image.is_cuda()) apply_lut3d_plan_cuda(&p, image.get_device_index());
@@ -184,8 +185,10 @@ std::tuple<Tensor, Tensor> apply_lut3d_backward(const Tensor& grad_out, const Te
             p.sums = sums->data_ptr();
         }
     }
-    launch(kName, lut, p, p.parts, 1, apply_lut3d_backward_cpu,
-           OCTET_CUDA_LAUNCHER(apply_lut3d_backward_cuda));
+    auto* on_cuda = OCTET_CUDA_LAUNCHER(apply_lut3d_backward_cuda);
+    if (image.is_cuda() && p.dtype != DType::kFloat)
+        on_cuda = rest_of<ApplyLut3dRest>(kName)->backward;
+    launch(kName, lut, p, p.parts, 1, apply_lut3d_backward_cpu, on_cuda);
     if (need_lut && p.sums != p.grad_lut)
         launch(kName, lut, p, p.entries, 4096, apply_lut3d_sum_cpu,
                OCTET_CUDA_LAUNCHER(apply_lut3d_sum_cuda));
