@@ -30,7 +30,7 @@ constexpr Lut3dSumRates kLut3dSumRates;
 
 /// A CPU's, one thread of it, from sweeps of random cases on an EPYC with AVX-512.
 struct Lut3dCpuRates {
-    double entry = 3, pixel_more = 45;  // a thousand: entries copied, pixels without a copy
+    double entry = 3, pixel_more = 30;  // a thousand: entries copied, pixels without a copy
     int64_t few = 32;                   // pixels that need none in any case
 };
 constexpr Lut3dCpuRates kLut3dCpuRates;

@@ -122,22 +122,37 @@ void blend_tetrahedral(const A* table, int32_t S, const Block<A>& block, int64_t
 }
 
 /// Copies the cells of `count` pixels out of lut, eight corners each: tables of two entries along
-/// an axis.
+/// an axis, of which `block` then has the places.
 template <typename A>
-void copy_cells(const ApplyLut3dParams& p, int64_t count, const int32_t* entry, A (*cells)[8][4]) {
-    dispatch(p.lut_dtype, [&](auto element) {
-        const auto* const lut = static_cast<const decltype(element)*>(p.lut);
+__attribute__((noinline)) const A* cells_of(const ApplyLut3dParams& p, int64_t count,
+                                            Block<A>& block, A (*cells)[8][4]) {
+    const auto copy = [&](const auto* lut, auto(*to)[8][4], const auto& as) {
+        const int64_t* const stride = p.lut_stride;
         for (int64_t i = 0; i < count; ++i) {
-            const auto* const cell = lut + lut_offset(p, entry[i]);
+            const auto* const cell = lut + lut_offset(p, block.entry[i]);
             for (int k = 0; k < 8; ++k) {
-                const auto* const corner = cell + (k & 4 ? p.lut_stride[0] : 0) +
-                                           (k & 2 ? p.lut_stride[1] : 0) +
-                                           (k & 1 ? p.lut_stride[2] : 0);
-                for (int c = 0; c < 3; ++c) cells[i][k][c] = A(load(corner[c * p.lut_stride[3]]));
-                cells[i][k][3] = 0;
+                const auto* const corner = cell + (k & 4 ? stride[0] : 0) +
+                                           (k & 2 ? stride[1] : 0) + (k & 1 ? stride[2] : 0);
+                for (int c = 0; c < 3; ++c) to[i][k][c] = as(corner[c * stride[3]]);
+                to[i][k][3] = {};
             }
+            block.entry[i] = int32_t(8 * i);
+        }
+    };
+    dispatch(p.lut_dtype, [&](auto element) {
+        using T = decltype(element);
+        const T* const lut = static_cast<const T*>(p.lut);
+        if constexpr (sizeof(T) > 2) {
+            copy(lut, cells, [](T x) { return A(x); });
+        } else {
+            T found[kCells][8][4];  // converted all at once
+            float numbers[32 * kCells];
+            copy(lut, found, [](T x) { return x; });
+            load_run(found[0][0], 32 * count, numbers);
+            std::copy_n(numbers, 32 * count, cells[0][0]);
         }
     });
+    return cells[0][0];
 }
 
 template <typename T>
@@ -151,10 +166,7 @@ void apply(const ApplyLut3dParams& p, int64_t begin, int64_t end) {
     for (; begin < end; begin += step) {
         const int64_t count = std::min(step, end - begin);
         place<T>(p, begin, count, block);
-        if (!p.table) {
-            copy_cells(p, count, block.entry, cells), table = cells[0][0];
-            for (int64_t i = 0; i < count; ++i) block.entry[i] = int32_t(8 * i);
-        }
+        if (!p.table) table = cells_of(p, count, block, cells);
         if (p.method == Lut3dMethod::kTrilinear)
             blend_trilinear(table, S, block, count, blended);
         else
@@ -224,32 +236,84 @@ inline void add_weighted(A* sum, A weight, typename Lanes<A, 4>::type grad) {
     }
 }
 
-/// Both gradients of one pixel, from `table` or a copy of its cell; `sums`, of kWidth numbers to an
-/// entry, and `slope` may be null.
+/// Adds the gradients of `count` pixels to sums, of kWidth numbers to an entry.
 template <int kWidth, typename A>
-void pixel_gradients(Lut3dMethod method, const A* table, const A (*cell)[4], int32_t S, const A* t,
-                     int64_t entry, const A* grad, A* sums, A* slope) {
-    const typename Lanes<A, 4>::type wanted = {grad[0], grad[1], grad[2], 0};
-    const Tetrahedron<A> corners(t, S), of_cell(t, 2);
-    const bool trilinear = method == Lut3dMethod::kTrilinear;
-    const int count = trilinear ? 8 : 4;
-    A value[8];
-    for (int k = 0; k < count; ++k) {
-        const int64_t at = entry + (trilinear ? corner_offset(k, S) : corners.offset[k]);
-        if (slope) {
-            const A* corner = table ? table + 4 * at : cell[trilinear ? k : of_cell.offset[k]];
-            value[k] = grad[0] * corner[0] + grad[1] * corner[1] + grad[2] * corner[2];
+void add_gradients(Lut3dMethod method, int32_t S, const Block<A>& block, const A (*grad)[kBlock],
+                   int64_t count, A* sums) {
+    for (int64_t i = 0; i < count; ++i) {
+        const A t[] = {block.t[0][i], block.t[1][i], block.t[2][i]};
+        const typename Lanes<A, 4>::type wanted = {grad[0][i], grad[1][i], grad[2][i], 0};
+        A* const cell = sums + kWidth * int64_t(block.entry[i]);
+        if (method == Lut3dMethod::kTrilinear) {
+#pragma GCC unroll 8
+            for (int k = 0; k < 8; ++k)
+                add_weighted<kWidth, A>(cell + kWidth * int64_t(corner_offset(k, S)),
+                                        corner_weight(k, t), wanted);
+            continue;
         }
-        if (sums) {
-            const A weight = trilinear ? corner_weight(k, t) : corners.weight[k];
-            if (!trilinear && weight == 0) continue;  // 0 times an infinity is no number
-            add_weighted<kWidth, A>(sums + kWidth * at, weight, wanted);
-        }
+        const Tetrahedron<A> corners(t, S);
+        for (int k = 0; k < 4; ++k)
+            if (corners.weight[k] != 0)  // 0 times an infinity is no number
+                add_weighted<kWidth, A>(cell + kWidth * int64_t(corners.offset[k]),
+                                        corners.weight[k], wanted);
     }
-    if (!slope) return;
-    if (trilinear) return trilinear_slopes(value, t, slope);
-    for (int axis = 0; axis < 3; ++axis)
-        slope[axis] = value[corners.rank[axis] + 1] - value[corners.rank[axis]];
+}
+
+/// Derivatives along the three axes at each place, times `grad`, trilinear: a cell's corners are
+/// read as by `blend_trilinear`.
+template <typename A>
+void slopes_trilinear(const A* table, int32_t S, const Block<A>& block, const A (*grad)[kBlock],
+                      int64_t count, A (*slope)[kBlock]) {
+    using Four = typename Lanes<A, 4>::type;
+    constexpr bool kBoth = 8 * sizeof(A) <= kVector;
+    using V = typename Lanes<A, kBoth ? 8 : 4>::type;
+    const int64_t g = 4 * int64_t(S), r = g * S;
+    for (int64_t i = 0; i < count; ++i) {
+        const A* const cell = table + 4 * int64_t(block.entry[i]);
+        const A x = block.t[0][i], y = block.t[1][i], z = block.t[2][i];
+        V along_r, along_g, mean;  // of a plane of the cell, or of both
+        const auto planes = [&](const A* at) {
+            const V c00 = load_lanes<V>(at), c01 = load_lanes<V>(at + g);
+            const V c10 = load_lanes<V>(at + r), c11 = load_lanes<V>(at + r + g);
+            const V low = (1 - y) * c00 + y * c01, high = (1 - y) * c10 + y * c11;
+            along_r = high - low, along_g = (1 - x) * (c01 - c00) + x * (c11 - c10);
+            mean = (1 - x) * low + x * high;
+        };
+        const auto part = [](const V& of, int which) {
+            Four four;
+            memcpy(&four, reinterpret_cast<const char*>(&of) + which * sizeof(four), sizeof(four));
+            return four;
+        };
+        planes(cell);
+        const Four near_r = part(along_r, 0), near_g = part(along_g, 0), near = part(mean, 0);
+        if (!kBoth) planes(cell + 4);
+        const Four far_r = part(along_r, kBoth), far_g = part(along_g, kBoth);
+        const Four along_b = part(mean, kBoth) - near;
+        const Four wanted = {grad[0][i], grad[1][i], grad[2][i], 0};
+        slope[0][i] = sum_lanes<A, 4>(((1 - z) * near_r + z * far_r) * wanted);
+        slope[1][i] = sum_lanes<A, 4>(((1 - z) * near_g + z * far_g) * wanted);
+        slope[2][i] = sum_lanes<A, 4>(along_b * wanted);
+    }
+}
+
+template <typename A>
+void slopes_tetrahedral(const A* table, int32_t S, const Block<A>& block, const A (*grad)[kBlock],
+                        int64_t count, A (*slope)[kBlock]) {
+    using Four = typename Lanes<A, 4>::type;
+    for (int64_t i = 0; i < count; ++i) {
+        const A t[] = {block.t[0][i], block.t[1][i], block.t[2][i]};
+        const Tetrahedron<A> corners(t, S);
+        const A* const cell = table + 4 * int64_t(block.entry[i]);
+        const Four wanted = {grad[0][i], grad[1][i], grad[2][i], 0};
+        Four before = load_lanes<Four>(cell);
+        A along[3];  // from each corner to the next
+        for (int k = 0; k < 3; ++k) {
+            const Four next = load_lanes<Four>(cell + 4 * int64_t(corners.offset[k + 1]));
+            along[k] = sum_lanes<A, 4>((next - before) * wanted);
+            before = next;
+        }
+        for (int axis = 0; axis < 3; ++axis) slope[axis][i] = along[corners.rank[axis]];
+    }
 }
 
 template <typename T, int kWidth>
@@ -260,26 +324,25 @@ void gradients(const ApplyLut3dParams& p, int64_t part) {
     A* sums = p.sums ? static_cast<A*>(p.sums) + kWidth * entries * part : nullptr;
     if (sums) std::fill_n(sums, kWidth * entries, A(0));
     Block<A> block;
-    A grad_out[3][kBlock], cells[kCells][8][4];
-    const bool copies = p.grad_image && !p.table;
-    const int64_t step = copies ? kCells : kBlock;
+    A grad_out[3][kBlock], slope[3][kBlock], cells[kCells][8][4];
+    const A* table = static_cast<const A*>(p.table);
+    const int64_t step = p.grad_image && !table ? kCells : kBlock;
     for (int64_t begin = part * each; begin < last; begin += step) {
         const int64_t count = std::min(step, last - begin);
         place<T>(p, begin, count, block);
         read_pixels<T>(p.grad_out, p.grad_out_at, begin, count, grad_out);
-        if (copies) copy_cells(p, count, block.entry, cells);
-        T* out = p.grad_image ? static_cast<T*>(p.grad_image) + 3 * begin : nullptr;
-        for (int64_t i = 0; i < count; ++i) {
-            const A t[] = {block.t[0][i], block.t[1][i], block.t[2][i]};
-            const A grad[] = {grad_out[0][i], grad_out[1][i], grad_out[2][i]};
-            A slope[3];
-            pixel_gradients<kWidth>(p.method, static_cast<const A*>(p.table),
-                                    copies ? cells[i] : nullptr, p.S, t, block.entry[i], grad, sums,
-                                    out ? slope : nullptr);
-            if (out)
-                for (int c = 0; c < 3; ++c)
-                    out[3 * i + c] = store<T>(within(block.x[c][i]) ? slope[c] * A(p.S - 1) : A(0));
-        }
+        if (sums) add_gradients<kWidth>(p.method, p.S, block, grad_out, count, sums);
+        if (!p.grad_image) continue;
+        const int32_t S = p.table ? p.S : 2;
+        if (!p.table) table = cells_of(p, count, block, cells);
+        if (p.method == Lut3dMethod::kTrilinear)
+            slopes_trilinear(table, S, block, grad_out, count, slope);
+        else
+            slopes_tetrahedral(table, S, block, grad_out, count, slope);
+        T* const out = static_cast<T*>(p.grad_image) + 3 * begin;
+        for (int64_t i = 0; i < count; ++i)
+            for (int c = 0; c < 3; ++c)
+                out[3 * i + c] = store<T>(within(block.x[c][i]) ? slope[c][i] * A(p.S - 1) : A(0));
     }
 }
 
