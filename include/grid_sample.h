@@ -83,9 +83,10 @@ struct GridSampleParams {
     int32_t size[3], first[3], whole[3];  // of the window that the input is; see Window
     Interpolation interpolation;
     Padding padding;
-    DType dtype;       // of input, grad_out, out, grad_input
+    DType dtype;       // of input, grad_input and, but on the CPU, out and grad_out
     DType grid_dtype;  // of grid and grad_grid
     bool align_corners;
+    DType out_dtype;  // of the CPU's out and grad_out: dtype, or 16 bits where that is float32
 
     HD Window window(int axis) const { return {first[axis], size[axis], whole[axis]}; }
 };

@@ -12,17 +12,8 @@ std::tuple<Tensor, Tensor> grid_sample_backward(const Tensor& grad_out, const Te
                                                 bool deterministic) {
     GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
     set_grad_out(p, grad_out, input, grid);
-    if (in_float(p, input, need_input)) {
-        const auto [to_input, to_grid] =
-            grid_sample_backward(as_float(grad_out), as_float(input), as_float(grid), interpolation,
-                                 padding, align_corners, need_input, need_grid, deterministic);
-        return {torch::stable::to(to_input, input.scalar_type()),
-                torch::stable::to(to_grid, grid.scalar_type())};
-    }
     p.deterministic = deterministic;
-    auto [grad_input, grad_grid] = new_gradients(p, input, grid, need_input, need_grid);
-    if (need_input || need_grid) run_gradients(p, input, grad_input, grad_grid);
-    return {grad_input, grad_grid};
+    return gradients(p, input, grid, need_input, need_grid);
 }
 
 /// Says that the input is pixels [first, ..) along an axis of an image of `whole`.
@@ -42,10 +33,6 @@ Tensor grid_sample_window(const Tensor& input, const Tensor& grid, int64_t inter
                           int64_t whole) {
     GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
     set_window(p, axis, first, whole);
-    if (in_float(p, input))
-        return torch::stable::to(grid_sample_window(as_float(input), as_float(grid), interpolation,
-                                                    padding, align_corners, axis, first, whole),
-                                 input.scalar_type());
     return values(p, input, grid);
 }
 
@@ -58,17 +45,8 @@ std::tuple<Tensor, Tensor> grid_sample_window_backward(const Tensor& grad_out, c
     GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
     set_window(p, axis, first, whole);
     set_grad_out(p, grad_out, input, grid);
-    if (in_float(p, input, need_input)) {
-        const auto [to_input, to_grid] = grid_sample_window_backward(
-            as_float(grad_out), as_float(input), as_float(grid), interpolation, padding,
-            align_corners, axis, first, whole, need_input, need_grid, deterministic);
-        return {torch::stable::to(to_input, input.scalar_type()),
-                torch::stable::to(to_grid, grid.scalar_type())};
-    }
     p.deterministic = deterministic;
-    auto [grad_input, grad_grid] = new_gradients(p, input, grid, need_input, need_grid);
-    if (need_input || need_grid) run_gradients(p, input, grad_input, grad_grid);
-    return {grad_input, grad_grid};
+    return gradients(p, input, grid, need_input, need_grid);
 }
 
 /// (N, P) int32: the first pixel along an axis of `whole` that each point has a tap on, -1 where it

@@ -644,6 +644,43 @@ def test_parts_of_many_points_have_sums_of_their_own(size, last, dtype, mode):
     mostly_close(results[0][1], to_grid, max(size[2:]))
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "size, last",
+    [
+        ((2, 1, 40, 33), False),
+        ((1, 2, 19, 50), True),
+        ((2, 3, 20, 31), True),
+        ((1, 3, 64, 9), False),
+        ((2, 13, 12, 15), True),
+        ((1, 2, 7, 9, 8), False),
+    ],
+)
+def test_many_points_in_16_bits_give_what_float32_gives_rounded(size, last, dtype, mode):
+    """On the CPU, to the bit: points and results are converted a few at a time."""
+    dims = len(size) - 2
+    image = torch.rand(size).to(dtype)
+    image = image.contiguous(memory_format=LAST[dims]) if last else image
+    grid = places("anywhere", size[0], 7_001, dims, "cpu").to(dtype)
+    grad_out = torch.rand(*size[:2], 7_001, *[1] * (dims - 1)).to(dtype)
+    apart = grid.movedim(-1, 1).contiguous().movedim(1, -1)  # all x, then all y
+    turned = grad_out.movedim(1, -1).contiguous().movedim(-1, 1)
+    for points, grads, input in (
+        (grid, grad_out, image), (apart, turned, image), (grid, grad_out, image.float())
+    ):  # fmt: skip
+        grads = grads.to(input.dtype)
+        given = grads, input, points
+        alike = [x.float() for x in given]
+        x, y = grid_sample(input, points, mode), grid_sample(*alike[1:], mode)
+        pairs = [(x, y)]
+        for mask in ((True, True), (True, False), (False, True)):
+            results = [grid_sample_bw(*of, mode, output_mask=mask) for of in (given, alike)]
+            pairs += zip(*results, strict=True) if all(mask) else [results]
+        for x, y in pairs:
+            assert_close(x, y.to(x.dtype), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["anywhere", "in order", "crowded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

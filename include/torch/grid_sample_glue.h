@@ -65,7 +65,7 @@ inline GridSampleParams check(const Tensor& input, const Tensor& grid, int64_t i
             std::to_string(padding));
     check_same_device(kName, "input", input, "grid", grid);
     GridSampleParams p{};
-    p.dtype = dtype_of(kName, "input", input);
+    p.dtype = p.out_dtype = dtype_of(kName, "input", input);
     p.grid_dtype = dtype_of(kName, "grid", grid);
     p.interpolation = Interpolation(interpolation), p.padding = Padding(padding);
     p.align_corners = align_corners;
@@ -111,14 +111,15 @@ inline void run(GridSampleParams& p, const Tensor& like) {
         launch(kName, like, p, items, 1, grid_sample_cpu, OCTET_CUDA_LAUNCHER(grid_sample_cuda));
 }
 
-/// Whether a job is done in float32 from end to end, and its results rounded: on the CPU, whose
-/// loops then need no conversions, with images of 16 bits or points of 16 bits. Twice as fast where
-/// there are pixels to read for what the whole image's conversion takes.
+inline bool reads_input(const GridSampleParams& p) {
+    return !p.grad_out || (p.grad_grid && p.interpolation != Interpolation::kNearest);
+}
+
+/// Whether a job of a 16-bit image is done in float32, from a converted image, and to a gradient
+/// that is then rounded: on the CPU, whose loops then need no conversions but of points. Twice as
+/// fast where there are pixels to read for what the whole image's conversion takes.
 inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_input = false) {
-    const auto is_short = [](DType t) { return t == DType::kHalf || t == DType::kBFloat16; };
-    if (!input.is_cpu() || !(is_short(p.dtype) || is_short(p.grid_dtype)) ||
-        p.dtype == DType::kDouble || p.grid_dtype == DType::kDouble)
-        return false;
+    if (!input.is_cpu() || !(p.dtype == DType::kHalf || p.dtype == DType::kBFloat16)) return false;
     constexpr auto r = kGridSampleCpuRates;
     const int64_t pixels = int64_t(p.size[0]) * p.size[1] * p.size[2];
     const int64_t along = p.interpolation == Interpolation::kLinear    ? 2
@@ -132,7 +133,7 @@ inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_i
         return 4e3 * thousand < r.mapped ? 0 : thousand * r.fresh;
     };
     const double convert = r.calls + each * pixels * r.convert * (all_summed ? 0.25 : 1) +
-                           fresh(each * pixels) * (need_input ? 2 : 1) + fresh(each * p.P);
+                           fresh(each * pixels) * (need_input ? 2 : 1);
     const double gained = each * p.P * (r.sample + taps * r.tap);
     const bool is = convert <= gained;
     tell_choice(kName, "precision of 16 bits",
@@ -141,8 +142,14 @@ inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_i
                 {{"float32 from end to end", convert}, {"an element at a time", gained}});
     return is;
 }
-inline Tensor as_float(const Tensor& x) {
-    return torch::stable::to(x, torch::headeronly::ScalarType::Float);
+/// The input in the type that it is read in, where it is read.
+inline Tensor as_read(GridSampleParams& p, const Tensor& input) {
+    p.dtype = DType::kFloat;
+    if (!reads_input(p)) return input;
+    const Tensor converted = torch::stable::to(input, torch::headeronly::ScalarType::Float);
+    p.input = converted.data_ptr();
+    set_strides(converted, p.input_stride);
+    return converted;
 }
 
 /// The values at the points.
@@ -150,6 +157,7 @@ inline Tensor values(GridSampleParams& p, const Tensor& input, const Tensor& gri
     Tensor out = new_output(input, output_shape(input, grid));
     if (out.numel() == 0) return out;
     p.out = out.data_ptr();
+    const Tensor source = in_float(p, input) ? as_read(p, input) : input;
     run(p, input);
     return out;
 }
@@ -157,10 +165,6 @@ inline Tensor values(GridSampleParams& p, const Tensor& input, const Tensor& gri
 inline Tensor grid_sample(const Tensor& input, const Tensor& grid, int64_t interpolation,
                           int64_t padding, bool align_corners) {
     GridSampleParams p = check(input, grid, interpolation, padding, align_corners);
-    if (in_float(p, input))
-        return torch::stable::to(
-            grid_sample(as_float(input), as_float(grid), interpolation, padding, align_corners),
-            input.scalar_type());
     return values(p, input, grid);
 }
 
@@ -203,6 +207,34 @@ inline void run_gradients(GridSampleParams& p, const Tensor& input, Tensor& grad
     if (p.B * p.C * p.P > 0) return run(p, input);
     if (p.grad_input) torch::stable::zero_(grad_input);
     if (p.grad_grid) torch::stable::zero_(grad_grid);
+}
+
+/// The gradients to input and grid, those that are wanted.
+inline std::tuple<Tensor, Tensor> gradients(GridSampleParams& p, const Tensor& input,
+                                            const Tensor& grid, bool need_input, bool need_grid) {
+    const bool is_float = in_float(p, input, need_input);
+    auto [grad_input, grad_grid] = new_gradients(p, input, grid, need_input, need_grid);
+    // Zeros: to have threads write few of them takes longer than to write them.
+    if (p.grad_grid && input.is_cpu() && p.interpolation == Interpolation::kNearest &&
+        grad_grid.numel() <= 1 << 18) {
+        memset(p.grad_grid, 0, size_t(grad_grid.numel() * grad_grid.element_size()));
+        p.grad_grid = nullptr;
+    }
+    if (!p.grad_input && !p.grad_grid) return {grad_input, grad_grid};
+    if (!is_float) {
+        run_gradients(p, input, grad_input, grad_grid);
+        return {grad_input, grad_grid};
+    }
+    Tensor sums = grad_input;
+    if (need_input) {
+        sums = new_memory(input, aoti_torch_dtype_float32(), 4, input.dim(), input.sizes().data(),
+                          grad_input.strides().data());
+        p.grad_input = sums.data_ptr();
+    }
+    const Tensor source = as_read(p, input);
+    run_gradients(p, input, sums, grad_grid);
+    if (need_input) torch::stable::copy_(grad_input, sums);
+    return {grad_input, grad_grid};
 }
 
 }  // namespace grid_sampling

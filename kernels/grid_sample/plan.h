@@ -106,8 +106,9 @@ struct Plan : Fields {
         if (sum) set_rows(p, target, memory);
         pieces = std::clamp<int64_t>(work / fair, 1, p.threads);
         const bool narrow = p.size[1] < 2 || p.size[2] < 2;
-        planes = p.D == 2 && exact && p.grid_dtype == p.dtype && !p.to_grad_input &&
-                 !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
+        planes = p.D == 2 && exact &&
+                 (p.dtype == DType::kDouble) == (p.grid_dtype == DType::kDouble) &&
+                 !p.to_grad_input && !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
                  !(keys && target.data && target.rows) && !(keys && reads_input && input.rows) &&
                  is_small(p, input) && (!p.grad_input || is_small(p, target));
         const bool points = p.out || p.grad_grid;

@@ -127,20 +127,69 @@ class Planes {
             right = __builtin_shuffle(a, b, Mask{1, 3, 5, 7});
         }
     }
-    /// The four pixels of points i, .., i + L - 1, zero where masked.
-    template <bool kNeighbours, bool kInside>
-    void corners(const A* in, int i, V (&upper)[2], V (&lower)[2]) const {
-        fetch<kNeighbours>(in, offset + i, sx, upper[0], upper[1]);
-        fetch<kNeighbours>(in + sy, offset + i, sx, lower[0], lower[1]);
-        if constexpr (!kInside)
-            for (int k = 0; k < 2; ++k) {
-                const Mask across = load_lanes<Mask>(x.mask[k] + i);
-                upper[k] = V(Mask(upper[k]) & across & load_lanes<Mask>(y.mask[0] + i));
-                lower[k] = V(Mask(lower[k]) & across & load_lanes<Mask>(y.mask[1] + i));
-            }
+    /// The same of two or three channels side by side in memory.
+    template <int K>
+    static void fetch_channels(const A* in, const int32_t* at, V (&left)[K], V (&right)[K]) {
+        if constexpr (K == 2) {
+            fetch<true>(in, at, 0, left[0], left[1]),
+                fetch<true>(in + 2, at, 0, right[0], right[1]);
+        } else {
+            // Of four elements three are a pixel's: the first of what begins with the left one, the
+            // last of what ends with the right one.
+            const auto turned = [&](const A* from, int skip, V(&to)[K]) {
+                const auto two = [&](int l) {
+                    const Quad low = load_lanes<Quad>(from + at[l]);
+                    const Quad high = load_lanes<Quad>(from + at[l + 4]);
+                    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+                };
+                const V a = two(0), b = two(1), c = two(2), d = two(3);
+                const Mask low{0, 8, 1, 9, 4, 12, 5, 13}, high{2, 10, 3, 11, 6, 14, 7, 15};
+                const Mask first{0, 1, 8, 9, 4, 5, 12, 13}, second{2, 3, 10, 11, 6, 7, 14, 15};
+                const V ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
+                const V ef = __builtin_shuffle(a, b, high), gh = __builtin_shuffle(c, d, high);
+                const V all[] = {
+                    __builtin_shuffle(ab, cd, first), __builtin_shuffle(ab, cd, second),
+                    __builtin_shuffle(ef, gh, first), __builtin_shuffle(ef, gh, second)};
+                for (int k = 0; k < K; ++k) to[k] = all[k + skip];
+            };
+            turned(in, 0, left), turned(in + 2, 1, right);
+        }
     }
+    /// Zeros to what is masked of the pixels in column k at points i, .., i + L - 1.
+    void mask(int i, int k, V& upper, V& lower) const {
+        const Mask across = load_lanes<Mask>(x.mask[k] + i);
+        upper = V(Mask(upper) & across & load_lanes<Mask>(y.mask[0] + i));
+        lower = V(Mask(lower) & across & load_lanes<Mask>(y.mask[1] + i));
+    }
+    /// How the pixels of a channel lie, and its channels: in any places, in rows that are
+    /// neighbours, or two or three of them side by side.
+    enum Form { kApart, kNeighbours, kTwo, kThree };
+    /// The four pixels of points i, .., i + L - 1, zero where masked: of a channel, or of those
+    /// side by side.
+    template <int kForm, bool kInside>
+    class Corners {
+        static constexpr int K = kForm < kTwo ? 1 : kForm;
 
-    template <bool kNeighbours, bool kInside>
+      public:
+        V upper[2][K], lower[2][K];
+
+        void fetch_at(const Planes& of, const A* in, int i) {
+            const int32_t* const at = of.offset + i;
+            if constexpr (K > 1) {
+                fetch_channels<K>(in, at, upper[0], upper[1]);
+                fetch_channels<K>(in + of.sy, at, lower[0], lower[1]);
+            } else {
+                constexpr bool kPairs = kForm == kNeighbours;
+                fetch<kPairs>(in, at, of.sx, upper[0][0], upper[1][0]);
+                fetch<kPairs>(in + of.sy, at, of.sx, lower[0][0], lower[1][0]);
+            }
+            if constexpr (!kInside)
+                for (int k = 0; k < 2; ++k)
+                    for (int c = 0; c < K; ++c) of.mask(i, k, upper[k][c], lower[k][c]);
+        }
+    };
+
+    template <int kForm, bool kInside>
     void sample();
 
     // Channels side by side: K of a point's at a time, in a vector. Of three, a photograph as it
@@ -220,7 +269,9 @@ class Planes {
     template <int K>
     NOINLINE void differentiate_channels(int64_t c);
     /// Whether a point's channels can be taken as vectors.
-    bool in_vectors() const { return p.input_stride[1] == 1 && (p.C == 3 ? sx == 3 : p.C >= 4); }
+    bool in_vectors() const {
+        return p.input_stride[1] == 1 && (p.C >= 4 || (sizeof(A) == 8 && p.C == 3 && sx == 3));
+    }
     /// Adds to pixels, or to the nearest one, of points of which one is taken.
     template <int K>
     NOINLINE void scatter_channels(int64_t c, int count, bool all);
@@ -247,7 +298,7 @@ class Planes {
         A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
         for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
     }
-    template <bool kNeighbours, bool kInside>
+    template <int kForm, bool kInside>
     void differentiate();
 
     /// Lists the points of which a pixel is taken, without a branch: where a part has some rows of
@@ -262,14 +313,16 @@ class Planes {
     NOINLINE void scatter();
 
     template <typename Body>
-    void with_shape(const Body& body) {
-        using std::bool_constant;
-        if (sx == 1)
-            inside ? body(bool_constant<true>(), bool_constant<true>())
-                   : body(bool_constant<true>(), bool_constant<false>());
-        else
-            inside ? body(bool_constant<false>(), bool_constant<true>())
-                   : body(bool_constant<false>(), bool_constant<false>());
+    void with_form(const Body& body) {
+        const auto of = [&](auto form) {
+            inside ? body(form, std::true_type()) : body(form, std::false_type());
+        };
+        if (sx == 1) return of(std::integral_constant<int, kNeighbours>());
+        if constexpr (sizeof(A) == 4)
+            if (side_by_side && p.C <= 3)
+                return p.C == 2 ? of(std::integral_constant<int, kTwo>())
+                                : of(std::integral_constant<int, kThree>());
+        of(std::integral_constant<int, kApart>());
     }
     void set_offsets(int64_t below, int64_t right) {
         const int32_t down = int32_t(below), across = int32_t(right);

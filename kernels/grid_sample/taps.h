@@ -132,9 +132,12 @@ NOINLINE void read_points(const T* __restrict from, const PointsView& view, int6
         const auto copy = [&](auto step) {
             for (int j = 0; j < run; ++j) to[i + j] = A(load(row[j * step]));
         };
-        if (stride == 1)
-            copy(std::integral_constant<int, 1>());
-        else if (stride == 2)
+        if (stride == 1) {
+            if constexpr (std::is_same_v<A, Acc<T>>)
+                load_run(row, run, to + i);
+            else
+                copy(std::integral_constant<int, 1>());
+        } else if (stride == 2)
             copy(std::integral_constant<int, 2>());
         else if (stride == 3)
             copy(std::integral_constant<int, 3>());
