@@ -45,7 +45,10 @@ class Planes {
         return load_lanes<V>(from);
     }
     void put(A* to, V value, int i) const {
-        memcpy(to + i, &value, i + L <= n ? sizeof(V) : (n - i) * sizeof(A));
+        if (i + L <= n)
+            memcpy(to + i, &value, sizeof(V));
+        else
+            memcpy(to + i, &value, (n - i) * sizeof(A));
     }
 
     NOINLINE void coordinates(int axis, A* to) const {
@@ -161,36 +164,26 @@ class Planes {
         upper = V(Mask(upper) & across & load_lanes<Mask>(y.mask[0] + i));
         lower = V(Mask(lower) & across & load_lanes<Mask>(y.mask[1] + i));
     }
-    /// How the pixels of a channel lie, and its channels: in any places, in rows that are
-    /// neighbours, or two or three of them side by side.
-    enum Form { kApart, kNeighbours, kTwo, kThree };
-    /// The four pixels of points i, .., i + L - 1, zero where masked: of a channel, or of those
-    /// side by side.
-    template <int kForm, bool kInside>
-    class Corners {
-        static constexpr int K = kForm < kTwo ? 1 : kForm;
+    /// The four pixels of points i, .., i + L - 1, zero where masked.
+    template <bool kNeighbours, bool kInside>
+    void corners(const A* in, int i, V (&upper)[2], V (&lower)[2]) const {
+        fetch<kNeighbours>(in, offset + i, sx, upper[0], upper[1]);
+        fetch<kNeighbours>(in + sy, offset + i, sx, lower[0], lower[1]);
+        if constexpr (!kInside)
+            for (int k = 0; k < 2; ++k) mask(i, k, upper[k], lower[k]);
+    }
+    /// The same of K channels side by side, by column and channel.
+    template <int K, bool kInside>
+    void corners_of_channels(const A* in, int i, V (&upper)[2][K], V (&lower)[2][K]) const {
+        fetch_channels<K>(in, offset + i, upper[0], upper[1]);
+        fetch_channels<K>(in + sy, offset + i, lower[0], lower[1]);
+        if constexpr (!kInside)
+            for (int k = 0; k < 2; ++k)
+                for (int c = 0; c < K; ++c) mask(i, k, upper[k][c], lower[k][c]);
+    }
 
-      public:
-        V upper[2][K], lower[2][K];
-
-        void fetch_at(const Planes& of, const A* in, int i) {
-            const int32_t* const at = of.offset + i;
-            if constexpr (K > 1) {
-                fetch_channels<K>(in, at, upper[0], upper[1]);
-                fetch_channels<K>(in + of.sy, at, lower[0], lower[1]);
-            } else {
-                constexpr bool kPairs = kForm == kNeighbours;
-                fetch<kPairs>(in, at, of.sx, upper[0][0], upper[1][0]);
-                fetch<kPairs>(in + of.sy, at, of.sx, lower[0][0], lower[1][0]);
-            }
-            if constexpr (!kInside)
-                for (int k = 0; k < 2; ++k)
-                    for (int c = 0; c < K; ++c) of.mask(i, k, upper[k][c], lower[k][c]);
-        }
-    };
-
-    template <int kForm, bool kInside>
-    void sample();
+    template <bool kNeighbours, bool kInside>
+    NOINLINE void sample();
 
     // Channels side by side: K of a point's at a time, in a vector. Of three, a photograph as it
     // comes, the last lane says nothing.
@@ -298,8 +291,9 @@ class Planes {
         A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
         for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
     }
-    template <int kForm, bool kInside>
-    void differentiate();
+    /// `K`: channels that lie side by side, and are taken at once.
+    template <int K, bool kNeighbours, bool kInside>
+    NOINLINE void differentiate();
 
     /// Lists the points of which a pixel is taken, without a branch: where a part has some rows of
     /// all, most points are elsewhere, in no order.
@@ -313,16 +307,14 @@ class Planes {
     NOINLINE void scatter();
 
     template <typename Body>
-    void with_form(const Body& body) {
-        const auto of = [&](auto form) {
-            inside ? body(form, std::true_type()) : body(form, std::false_type());
-        };
-        if (sx == 1) return of(std::integral_constant<int, kNeighbours>());
-        if constexpr (sizeof(A) == 4)
-            if (side_by_side && p.C <= 3)
-                return p.C == 2 ? of(std::integral_constant<int, kTwo>())
-                                : of(std::integral_constant<int, kThree>());
-        of(std::integral_constant<int, kApart>());
+    void with_shape(const Body& body) {
+        using std::bool_constant;
+        if (sx == 1)
+            inside ? body(bool_constant<true>(), bool_constant<true>())
+                   : body(bool_constant<true>(), bool_constant<false>());
+        else
+            inside ? body(bool_constant<false>(), bool_constant<true>())
+                   : body(bool_constant<false>(), bool_constant<false>());
     }
     void set_offsets(int64_t below, int64_t right) {
         const int32_t down = int32_t(below), across = int32_t(right);

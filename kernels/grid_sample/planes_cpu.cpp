@@ -7,12 +7,14 @@
 // borders the pair is moved inwards and the weights change places, and what is outside gets none.
 // So one offset a point serves all four taps, a pair is one load, and nothing depends on where the
 // points are but a mask, which keeps infinite pixels that a point does not touch out of its sum.
-#include <memory>
-
 #include "planes_cubic.h"
 #include "planes_linear.h"
+// After these: what is included before their #pragma GCC is no longer inlined, as std::min.
+#include <memory>
 
 namespace {
+
+NOINLINE void run(const GridSampleParams& p, const Part& part) { Planes<float>(p, part).run(); }
 
 /// n points (x, y) from the first-th on.
 template <typename T>
@@ -66,7 +68,7 @@ void run_converted(const GridSampleParams& p, const Part& part) {
                     read_points(from + part.image * p.grad_out_stride[0] + c * p.grad_out_stride[1],
                                 p.grad_out_points, first, int(n), values + c * n);
         });
-        Planes<float>(q, few).run();
+        run(q, few);
         dispatch(p.out_dtype, [&](auto element) {
             auto* const to = static_cast<decltype(element)*>(p.out);
             for (int64_t c = 0; p.out && c < p.C; ++c)
@@ -86,7 +88,7 @@ void run_converted(const GridSampleParams& p, const Part& part) {
 
 void grid_sample_planes_cpu(const GridSampleParams* p, const Part* part) {
     if (p->grid_dtype == DType::kFloat && p->out_dtype == DType::kFloat)
-        Planes<float>(*p, *part).run();
+        run(*p, *part);
     else
         run_converted(*p, *part);
 }

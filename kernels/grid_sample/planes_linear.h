@@ -92,18 +92,18 @@ NOINLINE void Planes<A>::find_nearest(int axis, Pairs& to) {
 }
 
 template <typename A>
-template <int kForm, bool kInside>
-inline void Planes<A>::sample() {
+template <bool kNeighbours, bool kInside>
+NOINLINE void Planes<A>::sample() {
     for (int64_t c0 = 0; c0 < p.C; c0 += 4)
         for (int i = 0; i < n; i += L) {
             const V left = lanes(x.weight[0] + i), right = lanes(x.weight[1] + i);
             const V top = lanes(y.weight[0] + i), bottom = lanes(y.weight[1] + i);
             for (int64_t c = c0; c < std::min(p.C, c0 + 4); ++c) {
-                Corners<kForm, kInside> at;
-                at.fetch_at(*this, plane(c), i);
+                V upper[2], lower[2];
+                corners<kNeighbours, kInside>(plane(c), i, upper, lower);
                 put(out(c),
-                    top * (left * at.upper[0][0] + right * at.upper[1][0]) +
-                        bottom * (left * at.lower[0][0] + right * at.lower[1][0]),
+                    top * (left * upper[0] + right * upper[1]) +
+                        bottom * (left * lower[0] + right * lower[1]),
                     i);
             }
         }
@@ -168,9 +168,8 @@ NOINLINE void Planes<A>::scatter_channels(int64_t c, int count, bool all) {
 }
 
 template <typename A>
-template <int kForm, bool kInside>
-inline void Planes<A>::differentiate() {
-    constexpr int kEach = kForm < kTwo ? 1 : kForm;
+template <int K, bool kNeighbours, bool kInside>
+NOINLINE void Planes<A>::differentiate() {
     for (int64_t c0 = 0; c0 < p.C; c0 += 4) {
         const int count = int(std::min<int64_t>(4, p.C - c0));
         for (int k = 0; k < count; ++k) grads[k] = grad(c0 + k, buffer[k]);
@@ -179,13 +178,20 @@ inline void Planes<A>::differentiate() {
             const V top = lanes(y.weight[0] + i), bottom = lanes(y.weight[1] + i);
             V from[2] = {}, down[2] = {};
             // Sums over channels of grad_out * pixel, by corners.
-            for (int k = 0; k < count; k += kEach) {
-                Corners<kForm, kInside> at;
-                at.fetch_at(*this, plane(c0 + k), i);
-                for (int e = 0; e < kEach; ++e) {
-                    const V g = lanes(grads[k + e] + i);
+            if constexpr (K > 1) {
+                V upper[2][K], lower[2][K];
+                corners_of_channels<K, kInside>(plane(0), i, upper, lower);
+                for (int k = 0; k < K; ++k) {
+                    const V g = lanes(grads[k] + i);
                     for (int j = 0; j < 2; ++j)
-                        from[j] += g * at.upper[j][e], down[j] += g * at.lower[j][e];
+                        from[j] += g * upper[j][k], down[j] += g * lower[j][k];
+                }
+            } else {
+                V upper[2], lower[2];
+                for (int k = 0; k < count; ++k) {
+                    const V g = lanes(grads[k] + i);
+                    corners<kNeighbours, kInside>(plane(c0 + k), i, upper, lower);
+                    for (int j = 0; j < 2; ++j) from[j] += g * upper[j], down[j] += g * lower[j];
                 }
             }
             V dx = lanes(x.slope[0] + i) * (top * from[0] + bottom * down[0]) +
@@ -268,14 +274,19 @@ inline void Planes<A>::linear() {
             else
                 each_vector(0, p.C, run);
             if (p.grad_out) write_grid();
-        } else if (!p.grad_out && side_by_side && p.C > 1) {
-            p.C == 2 ? sample_channels<2>(0) : sample_channels<3>(0);
+        } else if (sizeof(A) == 4 && side_by_side && (p.C == 2 || p.C == 3)) {
+            if (!p.grad_out) {
+                p.C == 2 ? sample_channels<2>(0) : sample_channels<3>(0);
+            } else if constexpr (sizeof(A) == 4) {
+                if (p.C == 2)
+                    inside ? differentiate<2, false, true>() : differentiate<2, false, false>();
+                else
+                    inside ? differentiate<3, false, true>() : differentiate<3, false, false>();
+            }
         } else {
-            with_form([&](auto form, auto all) {
-                constexpr int kForm = decltype(form)::value;
-                constexpr bool kInside = decltype(all)::value;
-                if (p.grad_out) return differentiate<kForm, kInside>();
-                if constexpr (kForm < kTwo) sample<kForm, kInside>();
+            with_shape([&](auto neighbours, auto all) {
+                constexpr bool N = decltype(neighbours)::value, I = decltype(all)::value;
+                p.grad_out ? differentiate<1, N, I>() : sample<N, I>();
             });
         }
     }
