@@ -182,7 +182,8 @@ class Planes {
                 for (int c = 0; c < K; ++c) mask(i, k, upper[k][c], lower[k][c]);
     }
 
-    template <bool kNeighbours, bool kInside>
+    /// `K`: channels that lie side by side, and are taken at once.
+    template <int K, bool kNeighbours, bool kInside>
     NOINLINE void sample();
 
     // Channels side by side: K of a point's at a time, in a vector. Of three, a photograph as it
@@ -291,7 +292,6 @@ class Planes {
         A* to = static_cast<A*>(p.grad_grid) + (part.image * p.P + begin) * 2;
         for (int i = 0; i < n; ++i) to[2 * i] = along[0][i], to[2 * i + 1] = along[1][i];
     }
-    /// `K`: channels that lie side by side, and are taken at once.
     template <int K, bool kNeighbours, bool kInside>
     NOINLINE void differentiate();
 
@@ -306,15 +306,21 @@ class Planes {
     /// Adds to the pixels of the part's channels and rows.
     NOINLINE void scatter();
 
+    /// Calls `body` with how many channels lie side by side, whether a row's pixels do, and whether
+    /// all that points read is inside.
     template <typename Body>
     void with_shape(const Body& body) {
-        using std::bool_constant;
-        if (sx == 1)
-            inside ? body(bool_constant<true>(), bool_constant<true>())
-                   : body(bool_constant<true>(), bool_constant<false>());
-        else
-            inside ? body(bool_constant<false>(), bool_constant<true>())
-                   : body(bool_constant<false>(), bool_constant<false>());
+        using std::bool_constant, std::integral_constant;
+        const auto of = [&](auto channels, auto neighbours) {
+            inside ? body(channels, neighbours, bool_constant<true>())
+                   : body(channels, neighbours, bool_constant<false>());
+        };
+        if (sx == 1) return of(integral_constant<int, 1>(), bool_constant<true>());
+        if constexpr (sizeof(A) == 4)
+            if (side_by_side && p.C <= 3)
+                return p.C == 2 ? of(integral_constant<int, 2>(), bool_constant<false>())
+                                : of(integral_constant<int, 3>(), bool_constant<false>());
+        of(integral_constant<int, 1>(), bool_constant<false>());
     }
     void set_offsets(int64_t below, int64_t right) {
         const int32_t down = int32_t(below), across = int32_t(right);

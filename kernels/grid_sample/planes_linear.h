@@ -92,19 +92,27 @@ NOINLINE void Planes<A>::find_nearest(int axis, Pairs& to) {
 }
 
 template <typename A>
-template <bool kNeighbours, bool kInside>
+template <int K, bool kNeighbours, bool kInside>
 NOINLINE void Planes<A>::sample() {
     for (int64_t c0 = 0; c0 < p.C; c0 += 4)
         for (int i = 0; i < n; i += L) {
             const V left = lanes(x.weight[0] + i), right = lanes(x.weight[1] + i);
             const V top = lanes(y.weight[0] + i), bottom = lanes(y.weight[1] + i);
-            for (int64_t c = c0; c < std::min(p.C, c0 + 4); ++c) {
-                V upper[2], lower[2];
-                corners<kNeighbours, kInside>(plane(c), i, upper, lower);
-                put(out(c),
-                    top * (left * upper[0] + right * upper[1]) +
-                        bottom * (left * lower[0] + right * lower[1]),
-                    i);
+            const auto mean = [&](V upper_left, V upper_right, V lower_left, V lower_right) {
+                return top * (left * upper_left + right * upper_right) +
+                       bottom * (left * lower_left + right * lower_right);
+            };
+            if constexpr (K > 1) {
+                V upper[2][K], lower[2][K];
+                corners_of_channels<K, kInside>(plane(0), i, upper, lower);
+                for (int k = 0; k < K; ++k)
+                    put(out(k), mean(upper[0][k], upper[1][k], lower[0][k], lower[1][k]), i);
+            } else {
+                for (int64_t c = c0; c < std::min(p.C, c0 + 4); ++c) {
+                    V upper[2], lower[2];
+                    corners<kNeighbours, kInside>(plane(c), i, upper, lower);
+                    put(out(c), mean(upper[0], upper[1], lower[0], lower[1]), i);
+                }
             }
         }
 }
@@ -274,19 +282,11 @@ inline void Planes<A>::linear() {
             else
                 each_vector(0, p.C, run);
             if (p.grad_out) write_grid();
-        } else if (sizeof(A) == 4 && side_by_side && (p.C == 2 || p.C == 3)) {
-            if (!p.grad_out) {
-                p.C == 2 ? sample_channels<2>(0) : sample_channels<3>(0);
-            } else if constexpr (sizeof(A) == 4) {
-                if (p.C == 2)
-                    inside ? differentiate<2, false, true>() : differentiate<2, false, false>();
-                else
-                    inside ? differentiate<3, false, true>() : differentiate<3, false, false>();
-            }
         } else {
-            with_shape([&](auto neighbours, auto all) {
+            with_shape([&](auto channels, auto neighbours, auto all) {
+                constexpr int K = decltype(channels)::value;
                 constexpr bool N = decltype(neighbours)::value, I = decltype(all)::value;
-                p.grad_out ? differentiate<1, N, I>() : sample<N, I>();
+                p.grad_out ? differentiate<K, N, I>() : sample<K, N, I>();
             });
         }
     }
