@@ -141,6 +141,11 @@ inline bool needs_rest(const GridSampleParams& p, bool on_gpu) {
     return p.dtype == DType::kDouble || (on_gpu && (second || p.dtype != DType::kFloat));
 }
 
+/// Whether a backward reads the input.
+inline bool reads_input(const GridSampleParams& p) {
+    return p.grad_grid && p.interpolation != Interpolation::kNearest;
+}
+
 /// Bytes of scratch memory that the job is to be given.
 OCTET_KERNEL int64_t grid_sample_scratch_cuda(const GridSampleParams* p);
 OCTET_KERNEL int64_t grid_sample_scratch_cpu(GridSampleParams* p);

@@ -111,10 +111,6 @@ inline void run(GridSampleParams& p, const Tensor& like) {
         launch(kName, like, p, items, 1, grid_sample_cpu, OCTET_CUDA_LAUNCHER(grid_sample_cuda));
 }
 
-inline bool reads_input(const GridSampleParams& p) {
-    return !p.grad_out || (p.grad_grid && p.interpolation != Interpolation::kNearest);
-}
-
 /// Whether a job of a 16-bit image is done in float32, from a converted image, and to a gradient
 /// that is then rounded: on the CPU, whose loops then need no conversions but of points. Twice as
 /// fast where there are pixels to read for what the whole image's conversion takes.
@@ -145,7 +141,7 @@ inline bool in_float(const GridSampleParams& p, const Tensor& input, bool need_i
 /// The input in the type that it is read in, where it is read.
 inline Tensor as_read(GridSampleParams& p, const Tensor& input) {
     p.dtype = DType::kFloat;
-    if (!reads_input(p)) return input;
+    if (p.grad_out && !reads_input(p)) return input;
     const Tensor converted = torch::stable::to(input, torch::headeronly::ScalarType::Float);
     p.input = converted.data_ptr();
     set_strides(converted, p.input_stride);

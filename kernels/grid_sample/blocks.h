@@ -57,19 +57,9 @@ struct Points {
         slow.inside &= !gone;
         return left;
     }
-    /// `dispatch` among the types that are accumulated in A.
-    template <typename Body>
-    void dispatch_to_A(DType dtype, const Body& body) const {
-        if constexpr (std::is_same_v<A, double>)
-            body(double());
-        else if (dtype == DType::kFloat)
-            body(float());
-        else
-            dtype == DType::kHalf ? body(Half()) : body(BFloat16());
-    }
     /// grad_out of a channel.
     NOINLINE void read_grad(int64_t c, A* to) const {
-        dispatch_to_A(p.out_dtype, [&](auto element) {
+        dispatch_to<A>(p.out_dtype, [&](auto element) {
             using T = decltype(element);
             read_points(static_cast<const T*>(p.grad_out) + image * p.grad_out_stride[0] +
                             c * p.grad_out_stride[1],
@@ -78,7 +68,7 @@ struct Points {
     }
     /// A channel of the output, from neighbouring elements or a column of rows of kRow.
     NOINLINE void write_out(int64_t c, const A* from, int step) const {
-        dispatch_to_A(p.out_dtype, [&](auto element) {
+        dispatch_to<A>(p.out_dtype, [&](auto element) {
             using T = decltype(element);
             T* to = static_cast<T*>(p.out) + (image * p.C + c) * p.P + first;
             if (step == 1)

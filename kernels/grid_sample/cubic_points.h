@@ -83,7 +83,7 @@ class CubicPoints {
     NOINLINE void gather(const void* in, const Places& at, int i) {
         if (typed || L > 1) return gather_as<L>(static_cast<const A*>(in), at, i);
         if constexpr (L == 1)
-            block.dispatch_to_A(block.p.dtype, [&](auto element) {
+            dispatch_to<A>(block.p.dtype, [&](auto element) {
                 gather_as<1>(static_cast<const decltype(element)*>(in), at, i);
             });
     }

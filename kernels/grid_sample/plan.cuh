@@ -106,11 +106,6 @@ bool by_planes(const GridSampleParams& p) {
            p.P * kGridSampleRates.lonely < voxel_count(p) && field > kGridSampleRates.plane_field;
 }
 
-/// Whether the backward reads the input.
-bool reads_input(const GridSampleParams& p) {
-    return p.grad_grid && p.interpolation != Interpolation::kNearest;
-}
-
 int log2_of(int64_t x) {
     int log2 = 0;
     while (2 << log2 <= x) ++log2;

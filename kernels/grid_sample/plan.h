@@ -77,8 +77,8 @@ struct Plan : Fields {
         target = field(p.grad_input, p.grad_input_stride, p);
         const bool dense = p.P * taps(p) >= 2 * V && work > fair;
         const bool flat = p.interpolation == Interpolation::kNearest;
-        const bool reads_input = !p.grad_out || (p.grad_grid && !flat) || (p.to_grad_grid && p.out);
-        const bool reads = reads_input || (p.to_grad_input && p.out);
+        const bool reads_own = !p.grad_out || reads_input(p) || (p.to_grad_grid && p.out);
+        const bool reads = reads_own || (p.to_grad_input && p.out);
         // A copy pays where reads by planes would miss the cache: where neighbouring points are far
         // from each other in a volume of several channels, or in a large image of many.
         const bool keys = p.interpolation == Interpolation::kCubic,
@@ -109,7 +109,7 @@ struct Plan : Fields {
         planes = p.D == 2 && exact &&
                  (p.dtype == DType::kDouble) == (p.grid_dtype == DType::kDouble) &&
                  !p.to_grad_input && !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
-                 !(keys && target.data && target.rows) && !(keys && reads_input && input.rows) &&
+                 !(keys && target.data && target.rows) && !(keys && reads_own && input.rows) &&
                  is_small(p, input) && (!p.grad_input || is_small(p, target));
         const bool points = p.out || p.grad_grid;
         fused = true, shares = 1, splits = 1, by_channel = true;

@@ -1,7 +1,7 @@
 // Images in two dimensions, where 4-D grid_sample spends its time: float32, without copies, one
 // derivative (float64: double_cpu.rest.cpp); points and results of 16 bits are converted some
-// blocks at a time. A channel at a time in vectors of points; or, where
-// channels are neighbours in memory, a point at a time in vectors of channels.
+// blocks at a time. A channel at a time in vectors of points; or, where channels are neighbours in
+// memory, a point at a time in vectors of channels.
 //
 // An axis' two taps are a pair of neighbouring pixels that always lies within the image: at its
 // borders the pair is moved inwards and the weights change places, and what is outside gets none.
@@ -55,31 +55,27 @@ void run_converted(const GridSampleParams& p, const Part& part) {
     few.image = few.begin = 0;
     for (int64_t first = part.begin; first < part.end; first += most) {
         const int64_t n = q.P = few.end = std::min(most, part.end - first);
-        dispatch(p.grid_dtype, [&](auto element) {
-            const auto* const from =
-                static_cast<const decltype(element)*>(p.grid) + part.image * p.grid_stride[0];
-            if constexpr (sizeof(element) < 8) convert_pairs(from, p, first, n, grid);
+        dispatch_to<float>(p.grid_dtype, [&](auto element) {
+            const auto* const from = static_cast<const decltype(element)*>(p.grid);
+            convert_pairs(from + part.image * p.grid_stride[0], p, first, n, grid);
         });
         q.grad_out_stride[1] = n;
-        dispatch(p.out_dtype, [&](auto element) {
-            const auto* const from = static_cast<const decltype(element)*>(p.grad_out);
+        dispatch_to<float>(p.out_dtype, [&](auto element) {
+            const auto* const from = static_cast<const decltype(element)*>(p.grad_out) +
+                                     part.image * p.grad_out_stride[0];
             for (int64_t c = 0; p.grad_out && c < p.C; ++c)
-                if constexpr (sizeof(element) < 8)
-                    read_points(from + part.image * p.grad_out_stride[0] + c * p.grad_out_stride[1],
-                                p.grad_out_points, first, int(n), values + c * n);
+                read_points(from + c * p.grad_out_stride[1], p.grad_out_points, first, int(n),
+                            values + c * n);
         });
         run(q, few);
-        dispatch(p.out_dtype, [&](auto element) {
+        dispatch_to<float>(p.out_dtype, [&](auto element) {
             auto* const to = static_cast<decltype(element)*>(p.out);
             for (int64_t c = 0; p.out && c < p.C; ++c)
-                if constexpr (sizeof(element) < 8)
-                    store_run(values + c * n, n, to + (part.image * p.C + c) * p.P + first);
+                store_run(values + c * n, n, to + (part.image * p.C + c) * p.P + first);
         });
-        dispatch(p.grid_dtype, [&](auto element) {
+        dispatch_to<float>(p.grid_dtype, [&](auto element) {
             auto* const to = static_cast<decltype(element)*>(p.grad_grid);
-            if constexpr (sizeof(element) < 8)
-                if (part.points && to)
-                    store_run(grad_grid, 2 * n, to + 2 * (part.image * p.P + first));
+            if (part.points && to) store_run(grad_grid, 2 * n, to + 2 * (part.image * p.P + first));
         });
     }
 }

@@ -24,7 +24,7 @@ class Steps {
     /// A field's element type: that of the input where it has not been copied.
     template <typename Body>
     void with_type(const Body& body) {
-        plan.copy ? body(A()) : block.dispatch_to_A(p.dtype, body);
+        plan.copy ? body(A()) : dispatch_to<A>(p.dtype, body);
     }
     /// Finds the taps' places in a field, with 32 bits where they will do.
     void locate(const Field& f) {

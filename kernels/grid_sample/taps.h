@@ -120,6 +120,17 @@ void find_taps(const A* x, int n, const Window& in, Padding padding, bool align_
     axis.inside = !outside;
 }
 
+/// `dispatch` among the types that are accumulated in A.
+template <typename A, typename Body>
+void dispatch_to(DType dtype, const Body& body) {
+    if constexpr (std::is_same_v<A, double>)
+        body(double());
+    else if (dtype == DType::kFloat)
+        body(float());
+    else
+        dtype == DType::kHalf ? body(Half()) : body(BFloat16());
+}
+
 /// Values of `count` points from point `first` on.
 template <typename T, typename A>
 NOINLINE void read_points(const T* __restrict from, const PointsView& view, int64_t first,
