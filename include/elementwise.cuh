@@ -11,9 +11,10 @@
 #include "vector.cuh"
 
 constexpr int kThreads = 256;
-constexpr int64_t kSmall = 1 << 17;  // elements of 4 bytes
-constexpr int64_t kRepeats = 8;      // vectors to a thread where all are alike
-constexpr int kMostTurned = 4;       // inputs that tiles are worth their registers for
+constexpr int64_t kSmall = 1 << 17;   // elements of 4 bytes
+constexpr int64_t kRepeats = 8;       // vectors to a thread where all are alike
+constexpr int kMostTurned = 4;        // inputs that tiles are worth their registers for
+constexpr int64_t kLeastTurned = 16;  // rows and columns
 
 namespace elementwise {
 
@@ -421,9 +422,10 @@ inline const char* elementwise_cuda(const ElementwiseParams& given, void* stream
         return start(kernel, ceil_div(p.numel, kThreads * each), queue, strided, each);
     }
     if constexpr (N <= kMostTurned)
-        if (turned && !repeats && !small && length >= 32 && p.size[p.dims - 2] >= 32) {
+        if (const int64_t rows = p.size[p.dims - 2];
+            turned && !repeats && !small && length >= kLeastTurned && rows >= kLeastTurned) {
             const int side = size == 2 ? kTile<Short> : kTile<float>;
-            const int64_t across = ceil_div(length, side), rows = p.size[p.dims - 2];
+            const int64_t across = ceil_div(length, side);
             const int64_t tiles = across * ceil_div(rows, side), planes = p.numel / (length * rows);
             if (tiles * planes < int64_t(1) << 31) {
                 const auto kernel = kernel_of(p.dtype, [](auto element) {

@@ -772,6 +772,46 @@ def test_ways_on_a_gpu(mode, dims, dtype):
                 mostly_close(ours, expected_one, 23)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(1, 2, 65, 85), (2, 3, 120, 260), (1, 5, 31, 29, 27)])
+def test_kernels_that_follow_each_other(size, dtype, mode):
+    """Zeros, sums and their rounding overlap on a GPU: by calls in a row that find other values in
+    the same memory, and in a CUDA graph, whole numbers add up to the same bits each time.
+    """
+    dims, points = len(size) - 2, 4096
+    torch.manual_seed(5)
+    input = torch.zeros(size, device="cuda", dtype=dtype)
+    pixel = torch.stack([torch.randint(0, n, (size[0], points)) for n in size[:1:-1]], -1)
+    whole = 2 * pixel / (torch.tensor(size[:1:-1]) - 1) - 1  # the pixels themselves, aligned
+    at = torch.arange(size[0]).repeat_interleave(points), *pixel.flatten(0, 1).unbind(-1)[::-1]
+    grid = whole.view(size[0], *[1] * (dims - 1), points, dims).cuda()
+    options = mode, "border", True
+
+    def gradient(grad_out):
+        return grid_sample_bw(grad_out, input, grid, *options, output_mask=(True, False))
+
+    grad_outs = [torch.randint(-3, 4, (size[0], size[1], points)).float() for _ in range(40)]
+    expected = []
+    for grad_out in grad_outs:
+        sums = torch.zeros(size[0], *size[2:], size[1])
+        sums.index_put_(at, grad_out.movedim(1, -1).flatten(0, 1), accumulate=True)
+        expected.append(sums.movedim(-1, 1).to(input).cpu())
+    shape = size[0], size[1], *[1] * (dims - 1), points
+    on_gpu = [x.view(shape).to(input) for x in grad_outs]
+    tolerance = {"rtol": 0, "atol": 0 if mode == "nearest" else 1e-3}
+    for found, one in zip([gradient(x) for x in on_gpu], expected, strict=True):
+        assert_close(found.cpu(), one, **tolerance)
+    held, graph = on_gpu[0].clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradient(held)
+    for x, one in zip(on_gpu, expected, strict=True):
+        held.copy_(x)
+        graph.replay()
+        assert_close(found.cpu(), one, **tolerance)
+
+
 def test_transforms_of_second_derivatives():
     """Of batches along another axis, and of single images."""
     images, grids = sample((3 * 2, 2, 5, 6), (3, 4))

@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(kThreads)
     cubic_gradients(const __grid_constant__ GridSampleJob job) {
     static_assert(V == 1 || !kSecond, "second derivatives take a channel at a time");
     using A = Acc<T>;
+    follow();
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
     const ThreadPoint at(job);

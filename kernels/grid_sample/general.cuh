@@ -280,6 +280,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
     backward_kernel(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     constexpr int K = power(kTaps, D);
+    follow();
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
     const ThreadPoint at(job);
@@ -349,6 +350,8 @@ __global__ void __launch_bounds__(kThreads)
     second_kernel(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     constexpr int K = power(2, D);
+    follow();
+    if (idle(job)) return;
     const GridSampleParams& p = job.p;
     const ThreadPoint at(job);
     A to_grid[D] = {};

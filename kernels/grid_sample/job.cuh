@@ -59,6 +59,7 @@ struct GridSampleJob {
     bool alone;    // the kernel for the gradient to the grid alone
     bool words;    // a thread takes a point, four channels of it in one word
     bool planes;   // channel after channel, where they are no neighbours
+    bool follows;  // kernels that add to p.grad_input follow one of the same call, see `start`
 
     template <typename A>
     __device__ const AxisOf<A>& axis(int d) const {
@@ -72,6 +73,27 @@ struct GridSampleJob {
 /// Launches the kernels for V channels at a time.
 const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream);
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream);
+
+/// What a kernel begins with that `start` may let follow another.
+__device__ inline void follow() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Launches a kernel. `follows`: behind another kernel, on a GPU of sm_90 or later. Its blocks are
+/// then made ready while those of the other end, and wait in `follow`; what the other writes they
+/// must not read by `load_constant`.
+template <typename... Params, typename... Args>
+inline void start(void (*kernel)(Params...), dim3 blocks, int threads, bool follows,
+                  cudaStream_t stream, const Args&... args) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{blocks, dim3(unsigned(threads)), 0, stream, &overlap, follows};
+    cudaLaunchKernelEx(&config, kernel, args...);
+}
 
 __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && *job.choice != job.chosen;
@@ -135,7 +157,7 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
             job.blocks = unsigned(blocks);
             const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images),
                              unsigned(shares));
-            kernel<<<grids, block * 32, 0, stream>>>(job);
+            start(kernel, grids, block * 32, job.follows, stream, job);
         }
     }
     return launch_error();

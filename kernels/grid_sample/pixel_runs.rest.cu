@@ -27,6 +27,7 @@ template <int D>
 __global__ void __launch_bounds__(kRunThreads)
     list_kernel(const __grid_constant__ GridSampleJob job, const __grid_constant__ PixelRuns runs) {
     constexpr int kBins = PixelRuns::kBins, kBinPoints = PixelRuns::kBinPoints;
+    follow();
     const int i = blockIdx.x * kRunThreads + threadIdx.x, lane = threadIdx.x % 32, P = int(job.p.P);
     const int64_t b = blockIdx.y;
     const bool inside = i < P;
@@ -114,6 +115,7 @@ __global__ void __launch_bounds__(kRunThreads, 6)
     sum_kernel(const __grid_constant__ GridSampleJob job, const __grid_constant__ PixelRuns runs) {
     constexpr int kWords = kRunElements / 8 + 1;  // a run may begin and end within one
     __shared__ __align__(16) float sums[8 * kWords];
+    follow();
     constexpr int kEach = kRunThreads / PixelRuns::kBins;  // threads to a bin
     const int64_t bin = int64_t(blockIdx.x) * PixelRuns::kBins + threadIdx.x / kEach;
     const int* const list = runs.points + bin * PixelRuns::kBinPoints;
@@ -191,7 +193,7 @@ const char* run(const GridSampleJob& job, const PixelRuns& runs, cudaStream_t st
     list_kernel<D><<<listers, kRunThreads, 0, stream>>>(job, runs);
     const dim3 summers(unsigned(runs.count), unsigned(runs.last ? 1 : p.C));
     const auto kernel = runs.last ? sum_kernel<D, true> : sum_kernel<D, false>;
-    kernel<<<summers, kRunThreads, 0, stream>>>(job, runs);
+    start(kernel, summers, kRunThreads, job.follows, stream, job, runs);
     return launch_error();
 }
 

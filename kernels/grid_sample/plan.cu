@@ -11,6 +11,7 @@
 // they are scattered is looked up in a sample of the grid, on the device: both ways are launched,
 // and the kernels of one return at once.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <utility>
 
@@ -28,6 +29,7 @@ template <int D>
 __global__ void __launch_bounds__(1024)
     probe_kernel(const __grid_constant__ GridSampleJob job, float few, int* choice) {
     __shared__ int sectors;
+    follow();
     if (threadIdx.x == 0) sectors = 0;
     __syncthreads();
     constexpr int64_t kMost = 1 << 30;  // of the points, whose numbers are then an int
@@ -93,18 +95,19 @@ void set_points(GridSampleJob& job, const Plan& plan) {
 
 template <typename T>
 const char* copy_input(GridSampleJob& job, const Plan& plan, char* scratch, Choice choice,
-                       cudaStream_t stream) {
+                       Chain& chain) {
     GridSampleParams& p = job.p;
     const Voxels from = voxels_of(const_cast<void*>(p.input), p.input_stride, p.size);
     last_strides(p, plan.pad, p.input_stride);
     const Voxels to = voxels_of(scratch, p.input_stride, p.size);
     p.input = scratch;
-    return turn<T, T>(from, to, p, int(plan.pad), choice, job.processors, stream);
+    chain.follows = false;  // constant, to the next one
+    return turn<T, T>(from, to, p, int(plan.pad), choice, chain.processors, chain.stream);
 }
 
 template <typename T>
 const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSampleParams& caller,
-                       Choice choice, cudaStream_t stream) {
+                       Choice choice, const Chain& chain) {
     const int64_t count = caller.B * caller.C * voxel_count(caller);
     int64_t dense[5];
     last_strides(caller, caller.C, dense);
@@ -116,14 +119,14 @@ const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSam
     if (same) {
         const int64_t blocks =
             std::min<int64_t>(ceil_div(count, 16 / sizeof(T) * kTurners * 2), 16 * job.processors);
-        round_kernel<T><<<unsigned(blocks), kTurners, 0, stream>>>(
-            static_cast<const float*>(job.p.grad_input), static_cast<T*>(caller.grad_input), count,
-            choice);
+        start(round_kernel<T>, unsigned(blocks), kTurners, chain.follows, chain.stream,
+              static_cast<const float*>(job.p.grad_input), static_cast<T*>(caller.grad_input),
+              count, choice);
         return launch_error();
     }
     const Voxels from = voxels_of(job.p.grad_input, job.p.grad_input_stride, caller.size);
     const Voxels to = voxels_of(caller.grad_input, caller.grad_input_stride, caller.size);
-    return turn<float, T>(from, to, caller, int(caller.C), choice, job.processors, stream);
+    return turn<float, T>(from, to, caller, int(caller.C), choice, chain.processors, chain.stream);
 }
 
 /// M of the second derivative's addends: |grad_out| |to_grad_grid| times how the weights change.
@@ -171,28 +174,54 @@ const char* finish_fixed(const GridSampleJob& job, const GridSampleParams& calle
     return launch_error();
 }
 
-const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice, int processors,
-                cudaStream_t stream) {
+/// True if kernels are compiled for a GPU on which they can follow each other.
+bool can_follow(int device) {
+    constexpr int kMost = 64;
+    static std::atomic<int8_t> known[kMost];  // 1: no; 2: yes
+    if (device >= kMost) return false;
+    int8_t can = known[device].load(std::memory_order_relaxed);
+    if (can == 0) {
+        cudaFuncAttributes of{};
+        if (cudaFuncGetAttributes(&of, zero_kernel) != cudaSuccess) {
+            cudaGetLastError();  // the launches' own error tells more
+            return false;
+        }
+        can = of.ptxVersion >= 90 ? 2 : 1;
+        known[device].store(can, std::memory_order_relaxed);
+    }
+    return can == 2;
+}
+
+Chain chain_on(cudaStream_t stream) {
+    int device = 0, processors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    return {stream, processors, can_follow(device)};
+}
+
+const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice, Chain& chain) {
     const char* error = nullptr;
+    const cudaStream_t stream = chain.stream;
     GridSampleJob job{caller};
     GridSampleParams& p = job.p;
     const bool flat = p.grad_grid && p.interpolation == Interpolation::kNearest;
     const auto zero_grid = [&] {
         const int64_t bytes = p.B * p.P * p.D * element_size(p.grid_dtype);
-        return zero(std::exchange(p.grad_grid, nullptr), bytes, choice, processors, stream);
+        return zero(std::exchange(p.grad_grid, nullptr), bytes, choice, chain);
     };
     if (flat && (!p.grad_input || is_second(p) || plan.fixed)) {
         if ((error = zero_grid()) || (!p.grad_input && !is_second(p))) return error;
     }
     char* const scratch = static_cast<char*>(p.scratch) + kChoiceBytes;
     const bool bits16 = element_size(p.dtype) == 2;
-    job.choice = choice.made, job.chosen = choice.chosen, job.processors = processors;
+    job.choice = choice.made, job.chosen = choice.chosen, job.processors = chain.processors;
     if (plan.copy)
-        error = (bits16 ? copy_input<Half> : copy_input<float>)(job, plan, scratch, choice, stream);
+        error = (bits16 ? copy_input<Half> : copy_input<float>)(job, plan, scratch, choice, chain);
     if (error) return error;
     job.sum_dtype = p.dtype;
     if (plan.fixed) {
         begin_fixed(job, scratch, plan.sum_bytes, stream);
+        chain.follows = false;
     } else if (p.grad_input && !plan.runs) {
         int64_t bytes = p.B * p.C * voxel_count(p) * element_size(p.dtype);
         if (plan.sums) {
@@ -201,7 +230,7 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
             job.sum_dtype = DType::kFloat;
             bytes = plan.sum_bytes;
         }
-        if ((error = zero(p.grad_input, bytes, choice, processors, stream))) return error;
+        if ((error = zero(p.grad_input, bytes, choice, chain))) return error;
     }
     set_points(job, plan);
     if (plan.field || plan.runs) {  // pixels in the order of their numbers
@@ -212,10 +241,12 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     if (plan.runs) {
         PixelRuns runs = runs_of(p);
         runs.place(p.scratch);
+        job.follows = chain.follows = chain.can;
         return p.rest->pixel_runs(job, runs, stream);
     }
     // The kernels for small offsets write these zeros on their way: one launch less.
     if (flat && p.grad_grid && job.general && (error = zero_grid())) return error;
+    job.follows = chain.follows && p.grad_input;  // where work is little, waiting tells
     const bool exact = p.dtype == DType::kDouble;
     if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
         error = p.rest->cubic(job, plan.V, stream);
@@ -229,31 +260,31 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
         error = (bits16  ? p.rest->backward_16bit
                  : exact ? p.rest->backward_double
                          : grid_sample_backward)(job, plan.V, stream);
+    chain.follows = chain.can;
     if (error || !(plan.sums || plan.fixed)) return error;
     switch (p.dtype) {
         case DType::kFloat:
             return plan.fixed ? finish_fixed<float>(job, caller, stream)
-                              : round_sums<float>(job, plan, caller, choice, stream);
+                              : round_sums<float>(job, plan, caller, choice, chain);
         case DType::kDouble: return finish_fixed<double>(job, caller, stream);
         case DType::kHalf:
             return plan.fixed ? finish_fixed<Half>(job, caller, stream)
-                              : round_sums<Half>(job, plan, caller, choice, stream);
+                              : round_sums<Half>(job, plan, caller, choice, chain);
         default:
             return plan.fixed ? finish_fixed<BFloat16>(job, caller, stream)
-                              : round_sums<BFloat16>(job, plan, caller, choice, stream);
+                              : round_sums<BFloat16>(job, plan, caller, choice, chain);
     }
 }
 
 /// Both gradients by kernels of their own, as `plan` is that of kernels that make no other than
 /// that to the input.
-const char* run_apart(const GridSampleParams& p, const Plan& plan, Choice choice, int processors,
-                      cudaStream_t stream) {
+const char* run_apart(const GridSampleParams& p, const Plan& plan, Choice choice, Chain& chain) {
     const GridSampleParams to_grid = to_grid_of(p), to_input = to_input_of(p);
     if (p.grad_grid) {
-        const char* error = run(to_grid, plan_of(to_grid, false), choice, processors, stream);
+        const char* error = run(to_grid, plan_of(to_grid, false), choice, chain);
         if (error) return error;
     }
-    return run(to_input, plan, choice, processors, stream);
+    return run(to_input, plan, choice, chain);
 }
 
 }  // namespace
@@ -290,26 +321,23 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
         const char* error = grid_sample_cuda(&to_grid, stream_pointer);
         return error ? error : grid_sample_cuda(&to_input, stream_pointer);
     }
-    const auto stream = static_cast<cudaStream_t>(stream_pointer);
     const Plans plans = plans_of(*p);
     tell(*p, plans);
-    int device = 0, processors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    Chain chain = chain_on(static_cast<cudaStream_t>(stream_pointer));
     if (plans.take != Plans::kProbe)
-        return run(*p, plans.take == Plans::kTurned ? plans.turned : plans.plain, {}, processors,
-                   stream);
+        return run(*p, plans.take == Plans::kTurned ? plans.turned : plans.plain, {}, chain);
     int* const choice = static_cast<int*>(p->scratch);
     if (plans.turned.runs) {  // which choose the other way where points crowd
-        if (const char* error = run_apart(*p, plans.turned, {}, processors, stream)) return error;
+        if (const char* error = run_apart(*p, plans.turned, {}, chain)) return error;
         const GridSampleParams to_input = to_input_of(*p);
-        return run(to_input, plan_of(to_input, false), {choice, 1}, processors, stream);
+        return run(to_input, plan_of(to_input, false), {choice, 1}, chain);
     }
     GridSampleJob job{*p};
     set_points(job, plans.plain);
-    (p->D == 3 ? probe_kernel<3> : probe_kernel<2>)<<<1, 1024, 0, stream>>>(job, plans.few, choice);
+    start(p->D == 3 ? probe_kernel<3> : probe_kernel<2>, 1, 1024, false, chain.stream, job,
+          plans.few, choice);
+    chain.follows = chain.can;
     if (const char* error = launch_error()) return error;
-    if (const char* error = run(*p, plans.plain, {choice, 0}, processors, stream)) return error;
-    return (plans.turned.field ? run_apart : run)(*p, plans.turned, {choice, 1}, processors,
-                                                  stream);
+    if (const char* error = run(*p, plans.plain, {choice, 0}, chain)) return error;
+    return (plans.turned.field ? run_apart : run)(*p, plans.turned, {choice, 1}, chain);
 }

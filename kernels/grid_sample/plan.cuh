@@ -155,8 +155,8 @@ bool by_runs(const GridSampleParams& p) {
     for (int d = 2; d >= 0; dense *= p.size[d--])
         fits = fits && (p.size[d] == 1 || p.grad_input_stride[2 + d] == dense);
     const double points = double(p.B) * p.P;
-    return fits &&
-           double(p.B) * p.C * voxels * r.passes > points * (r.listed + p.C * r.summed) + r.lists;
+    const double lists = points * (r.listed + p.C * r.summed) + r.lists + (last ? r.lists_last : 0);
+    return fits && double(p.B) * p.C * voxels * r.passes > lists;
 }
 
 /// Scratch memory for a field of so many bytes a pixel.

@@ -15,7 +15,18 @@ struct Choice {
     int* made = nullptr;
     int chosen = 0;
 
-    __device__ bool idle() const { return made && *made != chosen; }
+    __device__ bool idle() const {
+        follow();
+        return made && *made != chosen;
+    }
+};
+
+/// The launches of a call, one after the other.
+struct Chain {
+    cudaStream_t stream;
+    int processors;        // of the GPU
+    bool can;              // launch kernels that follow others, see `start`
+    bool follows = false;  // the next one may
 };
 
 /// A tensor of images as rows of voxels: what turning its channels needs to know.
@@ -350,15 +361,20 @@ __global__ void __launch_bounds__(kTurners)
     if (first < bytes) tail[first] = 0;
 }
 
-const char* zero(void* to, int64_t bytes, Choice choice, int processors, cudaStream_t stream) {
-    if (!choice.made || reinterpret_cast<uintptr_t>(to) % 16) {
-        cudaMemsetAsync(to, 0, bytes, stream);
+/// Zeros; by a memset where nothing is chosen and the next kernel gains nothing by following this.
+const char* zero(void* to, int64_t bytes, Choice choice, Chain& chain) {
+    constexpr int64_t kShort = 16 << 20;
+    const bool kernel = choice.made || (chain.can && bytes < kShort);
+    if (!kernel || reinterpret_cast<uintptr_t>(to) % 16) {
+        cudaMemsetAsync(to, 0, bytes, chain.stream);
+        chain.follows = false;
         return launch_error();
     }
     const int64_t words = bytes / 16, blocks = ceil_div(words, kTurners) + 1;
-    zero_kernel<<<unsigned(std::min<int64_t>(blocks, 8 * processors)), kTurners, 0, stream>>>(
-        static_cast<uint4*>(to), words, static_cast<char*>(to) + words * 16, int(bytes % 16),
-        choice);
+    start(zero_kernel, unsigned(std::min<int64_t>(blocks, 8 * chain.processors)), kTurners,
+          chain.follows, chain.stream, static_cast<uint4*>(to), words,
+          static_cast<char*>(to) + words * 16, int(bytes % 16), choice);
+    chain.follows = chain.can;
     return launch_error();
 }
 
@@ -378,7 +394,7 @@ __global__ void __launch_bounds__(kTurners)
             if (first >= count) break;
 #pragma unroll
             for (int j = 0; j < V; j += 4) {  // whole words: the scratch is padded
-                const auto sums = load_constant<float, 4>(from + first + j);
+                const auto sums = load_vector<float, 4>(from + first + j);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) rounded[k].at[j + e] = store<To>(sums.at[e]);
             }
