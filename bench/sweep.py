@@ -6,9 +6,10 @@ Cases are drawn at random over the operator's whole space, `bench/spaces/OPERATO
 log scale, odd ones on purpose, dtypes, layouts, alignment, modes, paths. Case K of seed S is always
 the same. Ours, PyTorch's and a copy of as many bytes take turns in one run. The limit of a case is
 the largest of: that copy's time; its operations over the rate of float32 (or float64); the sectors
-of its random gathers over the L2 cache's rate; these rates measured in the same run. What is
-printed is the distribution: geometric mean, 10th percentile and the worst cases, of the share of
-the limit and of each peer's time over ours.
+of its random gathers over the L2 cache's rate; these rates measured in the same run. Bytes are
+those of the lines of memory that the elements lie in. What is printed is the distribution:
+geometric mean, 10th percentile and the worst cases, of the share of the limit and of each peer's
+time over ours.
 """
 
 import importlib
@@ -197,5 +198,6 @@ def main(arguments=None):
     conclude(rows)
     rates = {str(dtype)[6:]: rate for dtype, rate in limits.flops.items()}
     facts = {"copy_bytes_per_us": copy, "flops_per_us": rates, "sectors_per_us": limits.sectors}
+    facts["line"] = limits.line
     facts |= {"seeds": options.seed, "count": options.cases, "largest": largest}
     harness.finish(name, options.operator, rows, options, **facts)

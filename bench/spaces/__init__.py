@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 SECTOR = 32  # bytes that a cache hands out at a time
+LINE = 64  # and memory: a CPU's, an H100's and an H200's, as `limits.py` measures it
 L1 = 1 << 18  # bytes: gathers from less need not go to the L2 cache
 DTYPES = {"float32": 6, "float16": 5, "bfloat16": 5, "float64": 2}  # how often each is drawn
 
@@ -70,9 +71,18 @@ def sectors_of(run: float, element: int) -> float:
     return run / SECTOR if run % SECTOR == 0 else (run + SECTOR - element) / SECTOR
 
 
-def rows_apart(size: int, row: int, gap: int, element: int) -> float:
-    """Return how many bytes are read of so many in rows with gaps: whole sectors, or all of it."""
-    return size / row * min(row + gap, SECTOR / element * sectors_of(row * element, element))
+def fetched(x: Tensor) -> float:
+    """Return how many bytes are read of a tensor with gaps, in whole lines.
+
+    Its elements lie in memory in their order; the first quarter of a million stand for all.
+    """
+    some = x[: max(1, (1 << 18) // x[0].numel())]
+    at = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(some.shape, some.stride(), strict=True):
+        at = at[..., None] + stride * torch.arange(size)
+    at = x.data_ptr() % LINE + x.element_size() * at.flatten()
+    ends = at // LINE, (at + x.element_size() - 1) // LINE
+    return len(torch.cat(ends).unique()) * LINE * x.numel() / some.numel()
 
 
 def backward(function: Callable, tensors: list[Tensor], wanted: list[int], grad_out) -> Callable:

@@ -11,10 +11,10 @@ from . import (
     backward,
     choose,
     every_other,
+    fetched,
     log_uniform,
     misaligned,
     padded,
-    rows_apart,
 )
 from . import size as draw_size
 
@@ -58,11 +58,10 @@ def laid_out(x, layout, shift):
 
 
 def read_of(x, layout):
-    """Return how many bytes have to be read of it."""
-    size = x.numel() * x.element_size()
-    if layout == "rows apart":
-        return rows_apart(size, x.shape[1], x.stride(0) - x.shape[1], x.element_size())
-    return size * {"every other": 2, "one row": 1 / max(len(x), 1)}.get(layout, 1)
+    """Return how many bytes have to be read of it, with what shares a line of memory with them."""
+    if layout in ("every other", "rows apart"):
+        return fetched(x)
+    return x.nbytes / (len(x) if layout == "one row" else 1)
 
 
 def tasks(case, make, inputs, name, peer, gradient):

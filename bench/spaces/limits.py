@@ -4,6 +4,8 @@ Measured in the run itself. Memory is not among these: a copy of as many bytes s
 case.
 """
 
+from functools import partial
+
 import torch
 
 import harness
@@ -31,15 +33,25 @@ __global__ void gather(unsigned* out, const unsigned* table, unsigned mask, int 
         }
     if (sum == 1) out[0] = sum;
 }
+__global__ void touch(unsigned* out, const uint4* all, int apart) {
+    const unsigned first = blockIdx.x * blockDim.x * 8 + threadIdx.x;
+    unsigned sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += __ldcg(all + (first + i * blockDim.x) * apart).x;
+    if (sum == 1) out[0] = sum;
+}
 """
 _BLOCK, _ROUNDS = 256, 256
 
 
 class Limits:
-    """Operations in a microsecond of float32 and of float64, and sectors on a GPU."""
+    """Operations in a microsecond of float32 and of float64, and sectors on a GPU.
+
+    `line`: bytes that memory hands out at least: sectors so far apart take as long as all.
+    """
 
     def __init__(self, timer: harness.Timer):
-        self.flops, self.sectors = {}, None
+        self.flops, self.sectors, self.line = {}, None, 64
         if timer.device.type == "cpu":
             for dtype in (torch.float32, torch.float64):
                 a = torch.rand(512, 512, dtype=dtype)
@@ -58,6 +70,14 @@ class Limits:
         out, mask = torch.empty_like(table[:1]), table.nbytes // SECTOR - 1
         us = self._median(timer, lambda: module.gather(out, table, mask, _ROUNDS, **launch))
         self.sectors = per_launch / us
+        every = {}
+        all_of_it = torch.zeros(1 << 29, dtype=torch.uint8, device=timer.device).view(torch.uint32)
+        for line in (SECTOR, 2 * SECTOR, 4 * SECTOR):
+            blocks, apart = all_of_it.nbytes // (8 * _BLOCK * line), line // 16
+            launch = {"grid": blocks, "block": _BLOCK}
+            touch = partial(module.touch, out, all_of_it, apart, **launch)
+            every[line] = self._median(timer, touch)
+        self.line = max(line for line, us in every.items() if us > 0.8 * every[SECTOR])
 
     @staticmethod
     def _median(timer, run) -> float:
@@ -66,7 +86,9 @@ class Limits:
     def __str__(self):
         """All of them."""
         text = ", ".join(f"{str(k)[6:]} {v / 1e6:.3g} Tflop/s" for k, v in self.flops.items())
-        return text + (f", L2 {SECTOR * self.sectors / 1e6:.3g} TB/s" if self.sectors else "")
+        if self.sectors:
+            text += f", L2 {SECTOR * self.sectors / 1e6:.3g} TB/s"
+        return text + f", memory in lines of {self.line} bytes"
 
     def of(self, task: Task, dtype: str, copy_us: float) -> tuple[float, str]:
         """Return the least time that a task can take, and what binds it."""

@@ -11,10 +11,10 @@ from . import (
     backward,
     choose,
     every_other,
+    fetched,
     log_uniform,
     misaligned,
     padded,
-    rows_apart,
 )
 from . import size as draw_size
 
@@ -76,13 +76,9 @@ def features(case, K, make):
 
 
 def read_of(case, feats):
-    """Return how many bytes have to be read of it, with what shares a sector with them."""
-    size = feats.numel() * feats.element_size()
-    if case["layout"] == "every other":
-        return 2 * size
-    if case["layout"] == "rows apart":
-        return rows_apart(size, case["F"], case["shift"], feats.element_size())
-    return size
+    """Return how many bytes have to be read of it, with what shares a line of memory with them."""
+    apart = case["layout"] in ("every other", "rows apart", "cells apart")
+    return fetched(feats) if apart else feats.nbytes
 
 
 def tasks(case, make, D, name):
@@ -99,8 +95,7 @@ def tasks(case, make, D, name):
     expected = getattr(loader, f"{name}_reference")(feats[some].double(), points[some].double())
     agree(ours(feats, points)[some], expected, 16 * torch.finfo(feats.dtype).eps, case)
     read = read_of(case, feats)
-    written, row = feats.numel() * feats.element_size(), grad_out.numel() * feats.element_size()
-    place, flops = points.numel() * points.element_size(), 2 * feats.numel()
+    written, row, place, flops = feats.nbytes, grad_out.nbytes, points.nbytes, 2 * feats.numel()
     functions = {"loader": ours, "eager": formula}
 
     def back(*wanted):
