@@ -4,6 +4,7 @@ import argparse
 import json
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -135,10 +136,13 @@ def changed(record: dict) -> list[str]:
 
 
 def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    """Return its name and its generation: a virtual machine's name may be the maker's alone."""
+    text = Path("/proc/cpuinfo").read_text()
+    known = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", text, re.MULTILINE))
+    name = known.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in known and "model" in known:
+        name += f", family {known['cpu family']}, model {known['model']}"
+    return name
 
 
 def one_by_one(cases: dict[str, Callable]) -> Iterable[tuple[str, list[dict]]]:
