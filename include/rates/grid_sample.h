@@ -59,8 +59,8 @@ struct GridSampleGradientRates {
     double field_least = 1.6e7;
     float field_few = 6;     // sectors that 32 points lie in, from where it pays
     double passes = 4.4e-6;  // of an element in 16 bits, in float, beyond writing it;
-    double listed = 3.1e-5;  // of a point in the lists of runs of pixels,
-    double summed = 7.1e-6;  // of each of its gradients,
+    double listed = 3.9e-5;  // of a point in the lists of runs of pixels,
+    double summed = 8.9e-6;  // of each of its gradients,
     double lists = 24;       // of launching what makes these,
     double lists_last = 12;  // and more where channels lie side by side
 };
