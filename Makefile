@@ -18,8 +18,8 @@ ways: $(READY)  ## build the operators in three ways, compare bits and times
 notebooks: $(READY)  ## run examples/*.ipynb on the CPU and keep their outputs in them
 	$(RUN) -m loader bench notebooks
 
-test: $(READY)  ## on all cores, the longest first; two workers more, as some tests wait
-	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 2)) --maxprocesses 8 \
+test: $(READY)  ## on all cores, the longest first; one worker more, as some tests wait
+	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	    --dist loadscope --no-loadscope-reorder
 
 VERSIONS ?= 2.10 2.11 2.13 2.15 newest
