@@ -43,9 +43,10 @@ struct GridSampleGradientRates {
     double zeroed = 4.3, rounded = 4;        // MB of passes that turn nothing: each
     double add_near = 5.3, add_far = 10;     // a million additions: of points in order, scattered,
     double word_near = 7.5, word_far = 8.6;  // and of words of four channels
-    double missed = 35;     // that take more where the L2 cache holds no sums: of more than 500 MB
-    double launches = 5;    // what passes take in any case
-    int64_t few = 1 << 14;  // points, below which a warp to 32 of them leaves a GPU idle,
+    double missed = 35;   // that take more where the L2 cache holds no sums: of more than 500 MB
+    double launches = 5;  // what passes take in any case
+    int64_t short_zeros = 16 << 20;  // bytes, up to which a kernel writes them that others follow
+    int64_t few = 1 << 14;           // points, below which a warp to 32 of them leaves a GPU idle,
     int64_t few_sums = 1 << 17;  // and elements of theirs, below which launches decide, not work
     // Pixels to a point, beyond which passes in float do not pay, and those that turn.
     double rare = 128, rare_nearest = 32, sparse = 4;

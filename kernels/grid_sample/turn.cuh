@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "job.cuh"
+#include "rates/grid_sample.h"
 
 namespace {
 
@@ -363,8 +364,7 @@ __global__ void __launch_bounds__(kTurners)
 
 /// Zeros; by a memset where nothing is chosen and the next kernel gains nothing by following this.
 const char* zero(void* to, int64_t bytes, Choice choice, Chain& chain) {
-    constexpr int64_t kShort = 16 << 20;
-    const bool kernel = choice.made || (chain.can && bytes < kShort);
+    const bool kernel = choice.made || (chain.can && bytes < kGridSampleGradientRates.short_zeros);
     if (!kernel || reinterpret_cast<uintptr_t>(to) % 16) {
         cudaMemsetAsync(to, 0, bytes, chain.stream);
         chain.follows = false;
