@@ -186,7 +186,7 @@ def main(arguments: list[str]) -> None:
             shutil.copytree(ROOT / room, f"{folder}/copy/{room}")
         shutil.copy(ROOT / "loader.py", f"{folder}/copy")
         environment = {**os.environ, "LOADER_CACHE_DIR": f"{folder}/cache", "MAX_JOBS": "2"}
-        environment |= {"LOADER_BUILD": "lazy", "TORCH_EXTENSIONS_DIR": f"{folder}/extensions"}
+        environment |= {"LOADER_BUILD": "eager", "TORCH_EXTENSIONS_DIR": f"{folder}/extensions"}
         environment |= {"WARP_CACHE_PATH": f"{folder}/warp"}
         if options.device == "cpu":
             environment.setdefault("TORCH_CUDA_ARCH_LIST", "9.0")
