@@ -131,3 +131,11 @@ assert loader.square(torch.ones(3) * 3).tolist() == [9.0] * 3
     done = several.run(code, LOADER_BUILD=None, SLOW="1")
     assert done.returncode == 0, done.stderr
     assert several.compiled() <= 8
+
+
+def test_a_batch_that_has_not_begun_as_the_process_ends_is_no_error():
+    """An interpreter that ends begins no more threads: such a batch was met with none of its own."""
+    from loader.jit.build.batch import Batch
+    from loader.jit.build.progress import Silent
+
+    assert Batch([], None, Silent()).abandon() == []

@@ -24,6 +24,7 @@ class Batch:
 
     def __init__(self, jobs: Collection[Job], store: Store, report: Quiet):
         self.jobs, self._store, self._report = [*jobs], store, report
+        self._begun: list[concurrent.futures.Future] = []  # none, where an interpreter ends before
 
     def start(self) -> "Batch":
         """Begin, in daemon threads; an error that concerns all ends every job with it."""
@@ -41,7 +42,7 @@ class Batch:
             for job in self.jobs:
                 job.end(text)
         _batches.add(self)
-        self._done = behind(self._run)
+        self._begun.append(behind(self._run))
         return self
 
     def wait(self) -> None:
@@ -50,9 +51,10 @@ class Batch:
             for job in self.jobs:
                 job.hurry()
             # In turns: where another thread gets the signal of a Ctrl-C, this one would sleep on.
-            while concurrent.futures.wait([self._done], _TURN).not_done:
+            while concurrent.futures.wait(self._begun, _TURN).not_done:
                 pass
-            self._done.result()
+            for done in self._begun:
+                done.result()
         except BaseException:
             self.stop()
             raise
@@ -73,7 +75,7 @@ class Batch:
         if not all(job.ended for job in self.jobs):
             self._report.hush()
             self.stop()
-        concurrent.futures.wait([self._done], _LAST_MOMENT)
+        concurrent.futures.wait(self._begun, _LAST_MOMENT)
         return left
 
     def _run(self) -> None:
