@@ -28,6 +28,8 @@ __global__ void __launch_bounds__(kRunThreads)
     list_kernel(const __grid_constant__ GridSampleJob job, const __grid_constant__ PixelRuns runs) {
     constexpr int kBins = PixelRuns::kBins, kBinPoints = PixelRuns::kBinPoints;
     follow();
+    volatile int* const crowded = runs.crowded;  // lists that are given up need no more points
+    if (__syncthreads_or(*crowded)) return;
     const int i = blockIdx.x * kRunThreads + threadIdx.x, lane = threadIdx.x % 32, P = int(job.p.P);
     const int64_t b = blockIdx.y;
     const bool inside = i < P;
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(kRunThreads)
         if (place < kBinPoints)
             runs.points[((b * runs.each + run[k]) * kBins + bin) * kBinPoints + place] = i;
         else
-            *runs.crowded = 1;
+            *crowded = 1;
     }
 }
 
