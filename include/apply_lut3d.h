@@ -18,6 +18,7 @@ enum class Lut3dWay : int32_t {
     kDirect,  // there too: lut itself
     kBytes,   // bytes.cu
     kShared,  // shared.cu: the table in shared memory
+    kProbe,   // forward.cu or shared.cu, as a look at some pixels tells
 };
 
 /// A uint8 of an image, 255 standing for 1.
@@ -114,17 +115,52 @@ inline bool apply_lut3d_directly(const ApplyLut3dParams& p) {
     return few;
 }
 
+/// How many entries a step along red and green is.
+struct EntrySteps {
+    int red, green;
+
+    /// In planes both are even, and chosen so that the corners of nearby cells, which lanes ask for
+    /// at once, are seldom in the same bank of shared memory.
+    HD static constexpr EntrySteps planes(int S) {
+        const int green = (S + 2) & ~1;
+        return {S * green + 4, green};
+    }
+    HD static constexpr EntrySteps cells(int S) { return {S * S, S}; }
+};
+
+/// Of a plane of numbers of 4 bytes; of one of 4 and one of 2.
+HD inline int plane_bytes(int S) { return (S * EntrySteps::planes(S).red * 4 + 15) & ~15; }
+HD inline int planes_bytes(int S) {
+    return plane_bytes(S) + ((S * EntrySteps::planes(S).red * 2 + 15) & ~15);
+}
+
+/// As what a GPU's shared memory holds a table for images of floating point.
+enum class Lut3dShared : int32_t {
+    kNone,     // it does not
+    kHalves,   // 16-bit numbers, of image and table alike, in two planes
+    kEntries,  // float32, red and green together and blue apart
+    kChannel,  // a plane of float32: a third of the blocks to each channel
+};
+inline Lut3dShared apply_lut3d_shared(const ApplyLut3dParams& p, int64_t shared_bytes) {
+    if (p.bytes || p.dtype == DType::kDouble || p.tables != 1 || !p.image_at.dense() ||
+        4 * int64_t(p.entries) > shared_bytes)
+        return Lut3dShared::kNone;
+    if (p.dtype != DType::kFloat && p.lut_dtype == p.dtype && planes_bytes(p.S) <= shared_bytes)
+        return Lut3dShared::kHalves;
+    if (12 * int64_t(p.entries) <= shared_bytes) return Lut3dShared::kEntries;
+    return plane_bytes(p.S) <= shared_bytes ? Lut3dShared::kChannel : Lut3dShared::kNone;
+}
+
 /// By which kernels a GPU is quickest, of those that can do it.
 inline Lut3dWay apply_lut3d_way(const ApplyLut3dParams& p, int64_t shared_bytes) {
     constexpr auto r = kLut3dRates;
     const bool four = p.method == Lut3dMethod::kTetrahedral;
     const double pixels = double(p.N) * 1e-6,
                  made = r.launch + r.table + r.entry * 1e-6 * p.entries;
-    const bool one = p.tables == 1 && p.image_at.dense(),
-               floats = !p.bytes && p.dtype != DType::kDouble;
+    const bool one = p.tables == 1 && p.image_at.dense();
     const bool words = reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
-    const int32_t least = p.dtype == DType::kFloat ? r.shared_least : r.shared_least_16bit;
-    const bool fits = p.S >= least && 12 * int64_t(p.entries) <= shared_bytes;
+    const Lut3dShared held = apply_lut3d_shared(p, shared_bytes);
+    const bool whole = held == Lut3dShared::kHalves || held == Lut3dShared::kEntries;
     const Way ways[] = {
         // in the order of Lut3dWay
         {"a table in the L1 cache",
@@ -134,10 +170,18 @@ inline Lut3dWay apply_lut3d_way(const ApplyLut3dParams& p, int64_t shared_bytes)
                                     ? made + r.bytes + pixels * r.bytes_pixel[four]
                                     : kUnknown},
         {"a table in shared memory",
-         floats && one && !four && fits ? made + r.shared + pixels * r.shared_pixel : kUnknown}};
+         whole && p.S >= r.shared_least
+             ? r.launch + r.shared + pixels * r.shared_pixel[held == Lut3dShared::kEntries][four]
+             : kUnknown}};
     int best = 0;
     for (int i = 1; i < 4; ++i)  // false for those that cannot
         if (ways[i].us < ways[best].us) best = i;
+    if (best == 0 && held == Lut3dShared::kChannel && pixels >= r.looked_at) {
+        tell_choice(
+            "apply_lut3d", "table", "in the L1 cache or in shared memory",
+            "a look at some pixels tells the GPU whether neighbours' colours lie far apart");
+        return Lut3dWay::kProbe;
+    }
     tell_choice("apply_lut3d", "table", ways[best].name, "the least by the model",
                 {ways[0], ways[1], ways[2], ways[3]});
     return Lut3dWay(best);
@@ -168,8 +212,10 @@ inline void apply_lut3d_plan(ApplyLut3dParams& p, int64_t shared_bytes) {
                 "pixels and entries");
 }
 
-/// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header.
+/// Bytes of `work` in the forward: two planes or cells of 16 bytes, ranges of blocks, a header; or
+/// what a look has told.
 inline int64_t apply_lut3d_work(const ApplyLut3dParams& p) {
+    if (p.way == Lut3dWay::kProbe) return sizeof(int32_t);
     return 256 + ceil_div(p.entries, kLutThreads) * 8 + 64 + int64_t(p.entries) * 16;
 }
 

@@ -113,9 +113,9 @@ Tensor apply_lut3d(const Tensor& image, const Tensor& given, std::string interpo
     std::optional<Tensor> table, work;
     p.way = image.is_cpu() ? (apply_lut3d_directly(p) ? Lut3dWay::kDirect : Lut3dWay::kTable)
                            : way_of(p, image);
-    if (p.way != Lut3dWay::kDirect) {
+    if (p.way != Lut3dWay::kDirect && p.way != Lut3dWay::kShared) {
         table = make_table(p, lut);
-        if (p.way == Lut3dWay::kBytes)
+        if (p.way != Lut3dWay::kTable)
             p.work = work.emplace(new_bytes(lut, apply_lut3d_work(p))).data_ptr();
         launch(kName, lut, p, p.entries, 4096, apply_lut3d_table_cpu,
                OCTET_CUDA_LAUNCHER(apply_lut3d_table_cuda));

@@ -139,16 +139,23 @@ def test_few_pixels_give_what_many_give(dtype, lut_dtype, device):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("S", [9, 17, 25, 26, 33])
+@pytest.mark.parametrize("S", [9, 17, 25, 26, 27, 33, 34, 38, 39])
 def test_large_images(S, method):
     """Through the L1 cache, and with the table in shared memory, where it fits; an odd rest."""
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        image, lut = sample((2**21 + 2**16 + 3,), S, "cuda", dtype)
+    half, brain, whole = torch.float16, torch.bfloat16, torch.float32
+    for dtype, lut_dtype in ((whole, whole), (half, half), (brain, brain), (half, whole)):
+        image, lut = sample((2**21 + 2**16 + 3,), S, "cuda", dtype, lut_dtype)
         exact = apply_lut3d_reference(image.double(), lut.double(), method)
         eps = torch.finfo(dtype).eps
         for part in (slice(None), slice(2**17 + 1)):
             ours = apply_lut3d(image[part], lut, method).double()
             assert_close(ours, exact[part], rtol=eps, atol=(3 * S + 8) * 2.0**-23)
+        alike = image.sort(0).values  # what a look at some pixels tells from noise
+        close = {"rtol": eps, "atol": (3 * S + 8) * 2.0**-23}
+        exact = apply_lut3d_reference(alike.double(), lut.double(), method)
+        assert_close(apply_lut3d(alike, lut, method).double(), exact, **close)
+        strided = lut.transpose(0, 2).contiguous().transpose(0, 2)
+        assert torch.equal(apply_lut3d(image, strided, method), apply_lut3d(image, lut, method))
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8], ids=str)

@@ -19,8 +19,8 @@
 template <bool kTetrahedral>
 __device__ inline void evaluate(const ApplyLut3dParams& p, const uint8_t* from, uint8_t* to) {
     const float x[] = {float(from[0]), float(from[1]), float(from[2])};
-    const auto out =
-        blend<kTetrahedral>(static_cast<const float*>(p.table), place_of<Byte>(x, p.S, 0), p.S);
+    const auto out = blend<kTetrahedral>(static_cast<const float*>(p.table),
+                                         place_of<Byte>(x, p.S, 0), EntrySteps::cells(p.S));
 #pragma unroll
     for (int c = 0; c < 3; ++c) to[c] = store<Byte>(out.at[c]).value;
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <type_traits>
 
-#include "cells.cuh"
+#include "planes.cuh"
 
 constexpr int kBlock = 1024;      // threads; one block to an SM, as it takes all its memory
 constexpr int kQueue = 64;        // groups with a pixel in doubt that a warp holds
@@ -66,24 +66,6 @@ __global__ void range_kernel(ApplyLut3dParams p, Work work, int32_t entries) {
 /// Entries as planes of red and green and of blue, or as cells.
 enum class Form : int { kPlanes, kPairs, kSingles };
 
-/// How many entries a step along red and green is.
-struct EntrySteps {
-    int red, green;
-
-    /// In planes both are even, and chosen so that the corners of nearby cells, which lanes ask for
-    /// at once, are seldom in the same bank of shared memory.
-    HD static constexpr EntrySteps planes(int S) {
-        const int green = (S + 2) & ~1;
-        return {S * green + 4, green};
-    }
-    HD static constexpr EntrySteps cells(int S) { return {S * S, S}; }
-};
-
-HD inline int plane_bytes(int S) { return (S * EntrySteps::planes(S).red * 4 + 15) & ~15; }
-HD inline int planes_bytes(int S) {
-    return plane_bytes(S) + ((S * EntrySteps::planes(S).red * 2 + 15) & ~15);
-}
-
 __global__ void round_kernel(ApplyLut3dParams p, Work work, int32_t entries, Form form) {
     __shared__ float2 shared[kLutThreads / 32];
     const int blocks = int(ceil_div(entries, kLutThreads));
@@ -129,34 +111,7 @@ __global__ void round_kernel(ApplyLut3dParams p, Work work, int32_t entries, For
     }
 }
 
-/// The word of shared memory at `from` where `wanted` is odd; elsewhere whatever there was, which
-/// the caller drops: lanes that do not load leave the banks to others.
-__device__ inline unsigned load_if_odd(const unsigned* from, unsigned wanted) {
-    unsigned word;
-    asm volatile(
-        "{\n.reg .pred odd;\n.reg .b32 bit;\nand.b32 bit, %2, 1;\nsetp.ne.u32 odd, bit, 0;\n"
-        "@odd ld.shared.u32 %0, [%1];\n}"
-        : "=r"(word)
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(from))), "r"(wanted));
-    return word;
-}
-
-/// Where corners come from. pair(): those of entries i + step and the next, channel by channel, as
-/// halves of a word, `step` being even; single(): red and green, and blue, of entry i.
-struct SharedTable {
-    const unsigned* red_green;
-    const unsigned short* blue;
-
-    HD static constexpr EntrySteps steps(int S) { return EntrySteps::planes(S); }
-    __device__ uint3 pair(int i, int step) const {
-        const unsigned a = red_green[i + step], b = red_green[i + step + 1];
-        const unsigned* blues = reinterpret_cast<const unsigned*>(blue) + (i >> 1) + step / 2;
-        const unsigned c = blues[0], d = load_if_odd(blues + 1, unsigned(i));
-        return {__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632),
-                __funnelshift_r(c, d, unsigned(i) << 4)};
-    }
-    __device__ uint2 single(int i) const { return {red_green[i], blue[i]}; }
-};
+/// The same from memory.
 struct PairTable {
     const uint4* cells;
     HD static constexpr EntrySteps steps(int S) { return EntrySteps::cells(S); }

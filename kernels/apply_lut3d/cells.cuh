@@ -17,10 +17,10 @@ inline void by_storage(const ApplyLut3dParams& p, const Body& body) {
     body(Short{});
 }
 
-/// A colour of the table, or a mean of some.
-template <typename A>
+/// A colour of the table, or a mean of some; or what a part of its channels is.
+template <typename A, int kChannels = 3>
 struct Rgb {
-    A at[3];
+    A at[kChannels];
 };
 __device__ inline Rgb<float> entry(const float* table, int32_t i) {
     const float4 x = __ldg(reinterpret_cast<const float4*>(table) + i);
@@ -31,10 +31,18 @@ __device__ inline Rgb<double> entry(const double* table, int32_t i) {
     const double2 x = __ldg(at);
     return {{x.x, x.y, __ldg(at + 1).x}};
 }
-template <typename A>
-__device__ inline Rgb<A> mix(const Rgb<A>& a, const Rgb<A>& b, A t) {
-    const A s = 1 - t;
-    return {{s * a.at[0] + t * b.at[0], s * a.at[1] + t * b.at[1], s * a.at[2] + t * b.at[2]}};
+template <typename A, int kChannels>
+__device__ inline Rgb<A, kChannels> mix(const Rgb<A, kChannels>& a, const Rgb<A, kChannels>& b,
+                                        A t) {
+    Rgb<A, kChannels> mean;
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) mean.at[c] = (1 - t) * a.at[c] + t * b.at[c];
+    return mean;
+}
+/// The mean of entry i and the next along blue.
+template <typename Table, typename A>
+__device__ inline auto mean_along(const Table& table, int32_t i, A t) {
+    return mix(entry(table, i), entry(table, i + 1), t);
 }
 
 /// Copies entry i of the table to where the kernels read it.
@@ -67,7 +75,8 @@ inline dim3 blocks_of(const ApplyLut3dParams& p, int each) {
 
 /// The cell of a colour as it stands in the image, in the table that begins at `entry`.
 template <typename T>
-__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, int32_t entry) {
+__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, EntrySteps steps,
+                                         int32_t entry) {
     Place<Acc<T>> place;
     int32_t cell[3];
 #pragma unroll
@@ -77,37 +86,46 @@ __device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, int32_t ent
         else
             cell[c] = cell_of(x[c], S, &place.t[c]);
     }
-    place.entry = (cell[0] * S + cell[1]) * S + cell[2] + entry;
+    place.entry = cell[0] * steps.red + cell[1] * steps.green + cell[2] + entry;
     return place;
+}
+template <typename T>
+__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, int32_t entry) {
+    return place_of<T>(x, S, EntrySteps::cells(S), entry);
 }
 
 /// A mean of the entries of a table, or of whatever else `entry` takes.
 template <bool kTetrahedral, typename Table, typename A>
-__device__ inline Rgb<A> blend(const Table& table, const Place<A>& place, int32_t S) {
+__device__ inline auto blend(const Table& table, const Place<A>& place, EntrySteps steps) {
+    using Colour = decltype(entry(table, 0));
     const int32_t i = place.entry;
     if constexpr (kTetrahedral) {
-        const Tetrahedron<A> corners(place.t, S);
-        Rgb<A> sum = {};
+        const Tetrahedron<A> corners(place.t, steps.red, steps.green, 1);
+        Colour sum = {};
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            const Rgb<A> corner = entry(table, i + corners.offset[k]);
+            const Colour corner = entry(table, i + corners.offset[k]);
 #pragma unroll
-            for (int c = 0; c < 3; ++c) sum.at[c] += corners.weight[k] * corner.at[c];
+            for (size_t c = 0; c < sizeof(Colour) / sizeof(A); ++c)
+                sum.at[c] += corners.weight[k] * corner.at[c];
         }
         return sum;
     } else {
-        const A* t = place.t;
-        const int32_t r = S * S;
-        Rgb<A> side[2];
+        Colour side[2];
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-            const int32_t j = i + k * r;
-            const Rgb<A> low = mix(entry(table, j), entry(table, j + 1), t[2]);
-            side[k] = mix(low, mix(entry(table, j + S), entry(table, j + S + 1), t[2]), t[1]);
+            const int32_t j = i + k * steps.red;
+            const Colour low = mean_along(table, j, place.t[2]);
+            const Colour high = mean_along(table, j + steps.green, place.t[2]);
+            side[k] = mix(low, high, place.t[1]);
         }
-        return mix(side[0], side[1], t[0]);
+        return mix(side[0], side[1], place.t[0]);
     }
 }
+
+/// What a look at some pixels has told: whether neighbours' colours lie so far apart that a table
+/// in shared memory is quicker than one in the L1 cache.
+__device__ inline bool scattered(const ApplyLut3dParams& p) { return *static_cast<int*>(p.work); }
 
 /// Whether groups of four pixels are three aligned words each.
 inline bool in_words(const ApplyLut3dParams& p, const void* data, const PixelLayout& at) {

@@ -10,13 +10,39 @@
 // bytes of each lane fill whole lines too. Large contiguous uint8 images go through bytes.cu
 // instead, others through shared.cu where the table fits; few pixels read lut itself. Which way is
 // quickest: apply_lut3d_way().
+#include <algorithm>
 #include <type_traits>
 
 #include "cells.cuh"
 
+/// Looks here and there at 32 neighbouring pixels: how many lines of the L1 cache they meet in the
+/// table. A block.
+__device__ void look(const ApplyLut3dParams& p, float few) {
+    constexpr int kLooks = 8;  // of each warp
+    __shared__ int lines;
+    if (threadIdx.x == 0) lines = 0;
+    __syncthreads();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = kLutThreads / 32;
+    int own = 0;
+#pragma unroll
+    for (int k = 0; k < kLooks; ++k) {
+        const int64_t at = (p.N - 32) * (k * warps + warp) / (kLooks * warps) + lane;
+        float x[3];
+#pragma unroll
+        for (int c = 0; c < 3; ++c) x[c] = load_as<float>(p.dtype, p.image, 3 * at + c);
+        const int line = place_of<float>(x, p.S, 0).entry / 8;
+        own += __ffs(int(__match_any_sync(~0u, line))) - 1 == lane;
+    }
+    atomicAdd(&lines, own);
+    __syncthreads();
+    if (threadIdx.x == 0) *static_cast<int*>(p.work) = float(lines) > few * (kLooks * warps);
+}
+
 template <typename A>
-__global__ void table_kernel(ApplyLut3dParams p, int32_t entries) {
+__global__ void table_kernel(const __grid_constant__ ApplyLut3dParams p, int32_t entries,
+                             float few) {
     const int32_t i = blockIdx.x * kLutThreads + threadIdx.x;
+    if (p.way == Lut3dWay::kProbe && blockIdx.x == gridDim.x - 1) return look(p, few);
     if (i < entries) copy_entry<A>(p, i);
 }
 
@@ -29,37 +55,48 @@ Lut3dWay apply_lut3d_way_cuda(const ApplyLut3dParams* p, int32_t device) {
 const char* apply_lut3d_table_cuda(const ApplyLut3dParams* p, void* stream) {
     if (p->way == Lut3dWay::kBytes) return apply_lut3d_ranges_cuda(p, stream);
     const int32_t entries = p->entries;
-    const auto blocks = unsigned(ceil_div(entries, kLutThreads));
+    auto blocks = unsigned(ceil_div(entries, kLutThreads));
+    const float few = kLut3dRates.few_lines[p->method == Lut3dMethod::kTetrahedral];
+    if (p->way == Lut3dWay::kProbe) ++blocks;
     const auto on = static_cast<cudaStream_t>(stream);
-    if (p->dtype == DType::kDouble)
-        table_kernel<double><<<blocks, kLutThreads, 0, on>>>(*p, entries);
-    else
-        table_kernel<float><<<blocks, kLutThreads, 0, on>>>(*p, entries);
+    const auto kernel = p->dtype == DType::kDouble ? table_kernel<double> : table_kernel<float>;
+    kernel<<<blocks, kLutThreads, 0, on>>>(*p, entries, few);
     return launch_error();
 }
 
 template <typename T>
 constexpr int kPixels = std::is_same_v<T, float> ? 1 : kGroup;
 
+/// Blocks are few and go on until all pixels are done: neighbours' colours that are alike take 6 to
+/// 9 % less so in float32, and where a look sends all away little time is lost.
+template <typename T>
+constexpr bool kGoesOn = std::is_same_v<T, float> || std::is_same_v<T, Short>;
+constexpr int kGoing = 18;  // of each processor
+
 template <typename T, bool kTetrahedral>
 __global__ void __launch_bounds__(kLutThreads) lut3d_kernel(ApplyLut3dParams p, bool words) {
     using A = Acc<T>;
+    if (p.way == Lut3dWay::kProbe && scattered(p)) return;
     const Pixels pixels(p, (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kPixels<T>);
-    const int64_t n = pixels.first;
-    if (n >= pixels.end) return;
-    T group[3 * kPixels<T>];
-    load_group(p.image, p.image_at, n, pixels.end, words, group);
+#pragma unroll 1
+    for (int64_t n = pixels.first; n < pixels.end;
+         n += int64_t(gridDim.x) * kLutThreads * kPixels<T>) {
+        T group[3 * kPixels<T>];
+        load_group(p.image, p.image_at, n, pixels.end, words, group);
 #pragma unroll
-    for (int k = 0; k < kPixels<T>; ++k) {
-        A x[3];
+        for (int k = 0; k < kPixels<T>; ++k) {
+            A x[3];
 #pragma unroll
-        for (int c = 0; c < 3; ++c) x[c] = value_of(group[3 * k + c], p.dtype);
-        const Place<A> place = place_of<T>(x, p.S, pixels.entry);
-        const Rgb<A> out = blend<kTetrahedral>(static_cast<const A*>(p.table), place, p.S);
+            for (int c = 0; c < 3; ++c) x[c] = value_of(group[3 * k + c], p.dtype);
+            const Place<A> place = place_of<T>(x, p.S, pixels.entry);
+            const Rgb<A> out =
+                blend<kTetrahedral>(static_cast<const A*>(p.table), place, EntrySteps::cells(p.S));
 #pragma unroll
-        for (int c = 0; c < 3; ++c) group[3 * k + c] = stored<T>(out.at[c], p.dtype);
+            for (int c = 0; c < 3; ++c) group[3 * k + c] = stored<T>(out.at[c], p.dtype);
+        }
+        store_group(p.out, n, pixels.end, group);
+        if (!kGoesOn<T>) return;
     }
-    store_group(p.out, n, pixels.end, group);
 }
 
 /// One cell of lut, where that lies: a table of two entries along an axis.
@@ -103,8 +140,9 @@ __global__ void __launch_bounds__(kLutThreads)
         }
         cell.first += number * p.lut_stride[c];
     }
-    const Rgb<A> out = p.method == Lut3dMethod::kTetrahedral ? blend<true>(cell, place, 2)
-                                                             : blend<false>(cell, place, 2);
+    constexpr auto steps = EntrySteps::cells(2);
+    const Rgb<A> out = p.method == Lut3dMethod::kTetrahedral ? blend<true>(cell, place, steps)
+                                                             : blend<false>(cell, place, steps);
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
         if (sizeof(A) == 4 && p.bytes)
@@ -124,10 +162,16 @@ const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream) {
         kernel<<<blocks_of(*p, 1), kLutThreads, 0, on>>>(*p);
         return launch_error();
     }
+    if (p->way == Lut3dWay::kProbe)
+        if (const char* error = apply_lut3d_shared_cuda(p, stream)) return error;
+    int device = 0, processors = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     const bool words = in_words(*p, p->image, p->image_at);
     by_storage(*p, [&](auto element) {
         using T = decltype(element);
-        const dim3 blocks = blocks_of(*p, kPixels<T>);
+        dim3 blocks = blocks_of(*p, kPixels<T>);
+        if (kGoesOn<T>) blocks.x = std::min(blocks.x, unsigned(kGoing * processors));
         if (p->method == Lut3dMethod::kTetrahedral)
             lut3d_kernel<T, true><<<blocks, kLutThreads, 0, on>>>(*p, words);
         else

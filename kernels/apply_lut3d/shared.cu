@@ -1,99 +1,267 @@
-// Large images of floating point through a table of float32 in shared memory.
+// Large images of floating point through a table in shared memory.
 //
 // What binds is the gather: of 32 lanes that read words at random from 32 banks the fullest bank
-// has 3.5. Red and green lie together, as 8 bytes, which serve 16 lanes at a time, blue apart: 9.7
-// cycles for a corner of a warp's pixels, where the L1 cache takes 32. A table of up to 26 entries
-// along an axis fits an SM's 227 KiB. Every block copies it, and then takes its share of the
-// pixels. For the four corners of a tetrahedron the L1 cache is as quick where neighbours' colours
-// are alike, and the copy is lost.
-#include "cells.cuh"
+// has 3.5, where the L1 cache takes 32 turns for a corner of a warp's pixels. Tables of 16 bits lie
+// as in planes.cuh (up to 33 entries along an axis in an SM's 227 KiB). Of float32 red and green
+// lie together, as 8 bytes, which serve 16 lanes at a time, blue apart: 9.7 cycles for a corner (up
+// to 26 entries). Larger ones are shared out (up to 38): a block has one channel's numbers, reads
+// whole pixels and writes that channel, which takes the L1 cache 24 gathers of 3.5 turns for 32
+// pixels and 27 turns for what is read and written: it is busy nine tenths of the time. Every block
+// copies its part of the table from lut, and then takes its share of the pixels.
+#include "planes.cuh"
 
 namespace {
 
-constexpr int kThreads = 768, kPixels = 2;  // pixels of a lane under way, 32 apart
-constexpr int kUnit = 32 * kPixels;         // pixels of a warp
+constexpr int kThreads = 1024, kPixels = 2;  // pixels of a lane under way, 32 apart
+constexpr int kUnit = 32 * kPixels;          // pixels of a warp
 
-/// The table in shared memory.
-struct SharedEntries {
-    const float2* red_green;
-    const float* blue;
+// Tables: kParts of them make all kChannels, of bytes() each. read() takes a part of an entry from
+// lut, put() writes it where steps() has it; entry() and mean_along() are what blend() needs.
 
-    __device__ SharedEntries(float* memory, int count)
-        : red_green(reinterpret_cast<float2*>(memory)), blue(memory + 2 * count) {}
+struct HalfPlanes {
+    static constexpr int kParts = 1, kChannels = 3;
+    SharedTable planes;
 
-    __device__ void copy(const ApplyLut3dParams& p) {
-#pragma unroll 4
-        for (int i = threadIdx.x; i < p.entries; i += kThreads) {
-            const Rgb<float> x = ::entry(static_cast<const float*>(p.table), i);
-            const_cast<float2*>(red_green)[i] = {x.at[0], x.at[1]};
-            const_cast<float*>(blue)[i] = x.at[2];
-        }
-        __syncthreads();
+    static int bytes(int S) { return planes_bytes(S); }
+    HD static EntrySteps steps(int S) { return EntrySteps::planes(S); }
+    __device__ HalfPlanes(const ApplyLut3dParams& p, char* memory)
+        : planes{reinterpret_cast<const unsigned*>(memory),
+                 reinterpret_cast<const unsigned short*>(memory + plane_bytes(p.S))} {}
+
+    __device__ static uint2 read(const ApplyLut3dParams& p, int64_t from, int) {
+        const auto channel = [&](int c) -> unsigned {
+            return __ldg(static_cast<const unsigned short*>(p.lut) + from + c * p.lut_stride[3]);
+        };
+        return {channel(0) | channel(1) << 16, channel(2)};
+    }
+    __device__ void put(int i, uint2 x) const {
+        const_cast<unsigned*>(planes.red_green)[i] = x.x;
+        const_cast<unsigned short*>(planes.blue)[i] = static_cast<unsigned short>(x.y);
     }
 };
-__device__ inline Rgb<float> entry(const SharedEntries& table, int32_t i) {
+/// Of elements T.
+template <typename T>
+struct Halves : HalfPlanes {
+    using Copied = HalfPlanes;
+    using HalfPlanes::HalfPlanes;
+    __device__ static float low(unsigned word) { return load(T{uint16_t(word)}); }
+    __device__ static float high(unsigned word) { return low(word >> 16); }
+};
+template <typename T>
+__device__ inline Rgb<float> entry(const Halves<T>& table, int32_t i) {
+    const uint2 x = table.planes.single(i);
+    return {{table.low(x.x), table.high(x.x), table.low(x.y)}};
+}
+template <typename T>
+__device__ inline Rgb<float> mean_along(const Halves<T>& table, int32_t i, float t) {
+    const unsigned a = table.planes.red_green[i], b = table.planes.red_green[i + 1];
+    const unsigned blue = table.planes.blues(i, 0);
+    return mix(Rgb<float>{{table.low(a), table.high(a), table.low(blue)}},
+               Rgb<float>{{table.low(b), table.high(b), table.high(blue)}}, t);
+}
+
+/// A channel of an element of lut.
+__device__ inline float read_channel(const ApplyLut3dParams& p, int64_t from, int c) {
+    return load_as<float>(p.lut_dtype, p.lut, from + c * p.lut_stride[3]);
+}
+
+struct Entries {
+    using Copied = Entries;
+    static constexpr int kParts = 1, kChannels = 3;
+    float2* red_green;
+    float* blue;
+
+    static int bytes(int S) { return 12 * S * S * S; }
+    HD static EntrySteps steps(int S) { return EntrySteps::cells(S); }
+    __device__ Entries(const ApplyLut3dParams& p, char* memory)
+        : red_green(reinterpret_cast<float2*>(memory)),
+          blue(reinterpret_cast<float*>(red_green + p.entries)) {}
+
+    __device__ static Rgb<float> read(const ApplyLut3dParams& p, int64_t from, int) {
+        return {{read_channel(p, from, 0), read_channel(p, from, 1), read_channel(p, from, 2)}};
+    }
+    __device__ void put(int i, const Rgb<float>& x) const {
+        red_green[i] = {x.at[0], x.at[1]};
+        blue[i] = x.at[2];
+    }
+};
+__device__ inline Rgb<float> entry(const Entries& table, int32_t i) {
     const float2 x = table.red_green[i];
     return {{x.x, x.y, table.blue[i]}};
 }
 
-/// A unit's pixels as they are in memory; those beyond the end are zeros.
-template <typename T>
-struct Pixels {
-    T at[kPixels][3];
+struct Channel {
+    using Copied = Channel;
+    static constexpr int kParts = 3, kChannels = 1;
+    float* plane;
 
-    __device__ void fetch(const ApplyLut3dParams& p, int64_t unit, int64_t end) {
-        if (unit >= end) return;
+    static int bytes(int S) { return plane_bytes(S); }
+    HD static EntrySteps steps(int S) { return EntrySteps::planes(S); }
+    __device__ Channel(const ApplyLut3dParams&, char* memory)
+        : plane(reinterpret_cast<float*>(memory)) {}
+
+    __device__ static float read(const ApplyLut3dParams& p, int64_t from, int part) {
+        return read_channel(p, from, part);
+    }
+    __device__ void put(int i, float x) const { plane[i] = x; }
+};
+__device__ inline Rgb<float, 1> entry(const Channel& table, int32_t i) {
+    return {{table.plane[i]}};
+}
+
+/// Fills a block's table from lut. Its threads step through the entries by kThreads, digit by digit
+/// of S, so that nothing is divided; kUnder loads of each are under way at once.
+template <typename Table>
+__device__ __noinline__ void copy(Table table, const ApplyLut3dParams& p, int part) {
+    constexpr int kUnder = 8;
+    const int S = p.S, thread = threadIdx.x;
+    const EntrySteps steps = Table::steps(S);
+    int red = thread / (S * S), green = thread / S % S, blue = thread % S;
+    const int reds = kThreads / (S * S), greens = kThreads / S % S, blues = kThreads % S;
+    while (red < S) {
+        decltype(Table::read(p, 0, 0)) number[kUnder];
+        int at[kUnder];
+#pragma unroll
+        for (int u = 0; u < kUnder; ++u) {
+            at[u] = red < S ? red * steps.red + green * steps.green + blue : -1;
+            if (at[u] >= 0)
+                number[u] = Table::read(
+                    p, red * p.lut_stride[0] + green * p.lut_stride[1] + blue * p.lut_stride[2],
+                    part);
+            blue += blues, green += greens, red += reds;
+            if (blue >= S) blue -= S, ++green;
+            if (green >= S) green -= S, ++red;
+        }
+#pragma unroll
+        for (int u = 0; u < kUnder; ++u)
+            if (at[u] >= 0) table.put(at[u], number[u]);
+    }
+    __syncthreads();
+}
+
+template <typename T, int kCount>
+struct Several {
+    T at[kCount];
+};
+using Words = Several<unsigned, 3>;
+
+/// How a warp turns 96 words that lie one after the other, lane after lane three times, so that
+/// each lane has three neighbours of them: shuffles are cheaper than loads of every third word.
+struct Turn {
+    int source[3], part[3];  // of a lane's own c-th word; and which of its words it gives away
+
+    __device__ Turn() {
         const int lane = threadIdx.x % 32;
-        const T* from = static_cast<const T*>(p.image) + unit * (3 * kUnit) + 3 * lane;
-        const bool whole = (unit + 1) * kUnit <= p.N;
 #pragma unroll
-        for (int k = 0; k < kPixels; ++k)
+        for (int c = 0; c < 3; ++c) {
+            source[c] = (3 * lane + c) % 32;
+            const int to = (lane - c + 32) * 11 % 32;  // 11 times 3 is 1, modulo 32
+            part[c] = (3 * to + c) / 32;
+        }
+    }
+    __device__ Words operator()(const Words& word) const {
+        Words own;
 #pragma unroll
-            for (int c = 0; c < 3; ++c)
-                at[k][c] = whole || unit * kUnit + 32 * k + lane < p.N ? from[96 * k + c] : T{};
+        for (int c = 0; c < 3; ++c) {
+            const unsigned given = part[c] == 0   ? word.at[0]
+                                   : part[c] == 1 ? word.at[1]
+                                                  : word.at[2];
+            own.at[c] = __shfl_sync(0xffffffff, given, source[c]);
+        }
+        return own;
     }
 };
 
+/// A unit's pixels as words of memory; those beyond the end are zeros.
 template <typename T>
-__device__ inline void put(const ApplyLut3dParams& p, int64_t n, const Rgb<float>& x) {
-    if (n >= p.N) return;
-    T* to = static_cast<T*>(p.out) + 3 * n;
-#pragma unroll
-    for (int c = 0; c < 3; ++c) to[c] = stored<T>(x.at[c], p.dtype);
-}
+struct Unit {
+    static constexpr int kPer = 4 / sizeof(T), kGroups = kPixels / kPer;  // elements; 96 words each
+    Words group[kGroups];
 
-template <typename T>
+    /// `words`: whether the image begins on one.
+    __device__ void fetch(const ApplyLut3dParams& p, int64_t unit, int64_t end, bool words) {
+        if (unit >= end) return;
+        const int64_t first = unit * (96 * kGroups) + threadIdx.x % 32;
+        const bool whole = (unit + 1) * kUnit <= p.N && words;
+#pragma unroll
+        for (int i = 0; i < 3 * kGroups; ++i)
+            group[i / 3].at[i % 3] = whole ? static_cast<const unsigned*>(p.image)[first + 32 * i]
+                                           : by_elements(p, first + 32 * i);
+    }
+    __device__ static unsigned by_elements(const ApplyLut3dParams& p, int64_t word) {
+        unsigned all = 0;
+#pragma unroll
+        for (int k = 0; k < kPer; ++k) {
+            const int64_t i = word * kPer + k;
+            const T x = i < 3 * p.N ? static_cast<const T*>(p.image)[i] : T{};
+            all |= unsigned(bit_copy<std::conditional_t<kPer == 1, unsigned, uint16_t>>(x))
+                   << (32 / kPer * k);
+        }
+        return all;
+    }
+};
+
+template <typename T, typename Table, bool kTetrahedral>
 __global__ void __launch_bounds__(kThreads, 1)
     shared_kernel(const __grid_constant__ ApplyLut3dParams p) {
-    extern __shared__ __align__(16) float memory[];
-    SharedEntries table(memory, p.entries);
-    const int64_t units = ceil_div(p.N, kUnit), stride = gridDim.x * int64_t(kThreads / 32);
-    int64_t unit = blockIdx.x * int64_t(kThreads / 32) + threadIdx.x / 32;
-    Pixels<T> next;
-    next.fetch(p, unit, units);
-    table.copy(p);
+    if (p.way == Lut3dWay::kProbe && !scattered(p)) return;
+    extern __shared__ __align__(16) char memory[];
+    constexpr int kPer = Unit<T>::kPer, kGroups = Unit<T>::kGroups, kChannels = Table::kChannels;
+    Table table(p, memory);
+    const int part = int(blockIdx.x) % Table::kParts, lane = threadIdx.x % 32;
+    const bool words = reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
+    const int64_t units = ceil_div(p.N, kUnit);
+    const int64_t stride = gridDim.x / Table::kParts * int64_t(kThreads / 32);
+    int64_t unit = blockIdx.x / Table::kParts * int64_t(kThreads / 32) + threadIdx.x / 32;
+    Unit<T> next;
+    next.fetch(p, unit, units, words);
+    copy<typename Table::Copied>(table, p, part);
+    const Turn turn;
+    const EntrySteps steps = Table::steps(p.S);
     for (; unit < units; unit += stride) {
-        const Pixels<T> pixels = next;
-        next.fetch(p, unit + stride, units);
+        const Unit<T> own = next;
+        next.fetch(p, unit + stride, units, words);
 #pragma unroll
-        for (int k = 0; k < kPixels; ++k) {
-            float x[3];
+        for (int g = 0; g < kGroups; ++g) {
+            const auto in = bit_copy<Several<T, 3 * kPer>>(turn(own.group[g]));
+            Several<T, kChannels * kPer> out;
 #pragma unroll
-            for (int c = 0; c < 3; ++c) x[c] = value_of(pixels.at[k][c], p.dtype);
-            const Place<float> place = place_of<float>(x, p.S, 0);
-            put<T>(p, unit * kUnit + 32 * k + threadIdx.x % 32, blend<false>(table, place, p.S));
+            for (int k = 0; k < kPer; ++k) {
+                float x[3];
+#pragma unroll
+                for (int c = 0; c < 3; ++c) x[c] = value_of(in.at[3 * k + c], p.dtype);
+                const auto mean =
+                    blend<kTetrahedral>(table, place_of<float>(x, p.S, steps, 0), steps);
+#pragma unroll
+                for (int c = 0; c < kChannels; ++c)
+                    out.at[kChannels * k + c] = stored<T>(mean.at[c], p.dtype);
+            }
+            const int64_t n = unit * kUnit + kPer * (32 * g + lane);  // the first of kPer pixels
+            T* const to = static_cast<T*>(p.out) + 3 * n + part;
+            if constexpr (kChannels == 3) {
+                if (n + kPer <= p.N) {
+                    const auto words = bit_copy<Words>(out);
+#pragma unroll
+                    for (int c = 0; c < 3; ++c) reinterpret_cast<unsigned*>(to)[c] = words.at[c];
+                    continue;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < kChannels * kPer; ++i)
+                if (n + i / kChannels < p.N) to[i / kChannels * 3 + i % kChannels] = out.at[i];
         }
     }
 }
 
-template <typename T>
-const char* run(const ApplyLut3dParams& p, cudaStream_t on) {
-    int device = 0, processors = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    const int bytes = 12 * p.entries;
-    cudaFuncSetAttribute(shared_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    shared_kernel<T><<<processors, kThreads, bytes, on>>>(p);
+template <typename T, typename Table>
+const char* run(const ApplyLut3dParams& p, int processors, cudaStream_t on) {
+    const auto kernel = p.method == Lut3dMethod::kTetrahedral ? shared_kernel<T, Table, true>
+                                                              : shared_kernel<T, Table, false>;
+    const int bytes = Table::bytes(p.S), blocks = processors < Table::kParts
+                                                      ? Table::kParts
+                                                      : processors / Table::kParts * Table::kParts;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    kernel<<<blocks, kThreads, bytes, on>>>(p);
     return launch_error();
 }
 
@@ -101,5 +269,19 @@ const char* run(const ApplyLut3dParams& p, cudaStream_t on) {
 
 const char* apply_lut3d_shared_cuda(const ApplyLut3dParams* p, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
-    return p->dtype == DType::kFloat ? run<float>(*p, on) : run<Short>(*p, on);
+    int device = 0, processors = 0, bytes = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const Lut3dShared held = apply_lut3d_shared(*p, bytes);
+    const auto with = [&](auto element) {
+        using T = decltype(element);
+        if (held == Lut3dShared::kEntries) return run<T, Entries>(*p, processors, on);
+        if (held == Lut3dShared::kChannel) return run<T, Channel>(*p, processors, on);
+        return "no table in shared memory";
+    };
+    if (held == Lut3dShared::kHalves)
+        return p->dtype == DType::kHalf ? run<Half, Halves<Half>>(*p, processors, on)
+                                        : run<BFloat16, Halves<BFloat16>>(*p, processors, on);
+    return p->dtype == DType::kFloat ? with(float{}) : with(Short{});
 }
