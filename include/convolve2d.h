@@ -45,6 +45,10 @@ OCTET_KERNEL void convolve2d_parts_cpu(const Convolve2dParams* p, int64_t begin,
 OCTET_KERNEL const char* convolve2d_sum_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL void convolve2d_sum_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
 
+/// Both for few pixels, in one launch; see kernels/convolve2d/small.cu.
+OCTET_KERNEL const char* convolve2d_small_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL const char* convolve2d_small_gradient_cuda(const Convolve2dParams* p, void* stream);
+
 constexpr int kTileRows = 32, kTileColumns = 64;  // of output, to a CUDA block at a time
 constexpr int kChunk = 16;                        // taps along an axis that are held at a time
 
@@ -66,6 +70,27 @@ OCTET_KERNEL void convolve2d_others_cpu(const Convolve2dParams* p, int64_t begin
 OCTET_KERNEL void convolve2d_fold_others_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
 OCTET_KERNEL void convolve2d_parts_others_cpu(const Convolve2dParams* p, int64_t begin,
                                               int64_t end);
+
+/// Whether a GPU does so few pixels soonest by threads of each output,
+inline bool convolve2d_is_small(const Convolve2dParams& p) {
+    constexpr auto r = kConvolve2dRates;
+    const double outputs = double(p.N) * p.OH * p.OW, products = outputs * double(p.kh * p.kw);
+    const bool wide = p.dtype == DType::kDouble;
+    const bool compiled =
+        p.dtype == DType::kFloat && p.kh == p.kw && p.kw % 2 == 1 && p.kw <= r.square;
+    const double few = wide       ? r.few_products_double
+                       : compiled ? r.few_products_square
+                                  : r.few_products;
+    return p.kernel_dtype == p.dtype &&
+           (products <= few ||
+            (outputs <= r.small_outputs * (wide ? 2 : 1) && products <= r.small_products));
+}
+/// and so few sums by a block to each tap.
+inline bool convolve2d_is_small_gradient(const Convolve2dParams& p) {
+    constexpr auto r = kConvolve2dRates;
+    const double outputs = double(p.N) * p.OH * p.OW, taps = double(p.kh * p.kw);
+    return outputs > 0 && outputs / p.G <= r.small_sums && taps * outputs <= r.small_sum_products;
+}
 
 /// Whether multiply-adds in strips are quicker than those of forward.cu and than tensor cores.
 inline bool convolve2d_by_strips(const Convolve2dParams& p) {

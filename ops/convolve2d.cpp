@@ -119,13 +119,17 @@ void tell(const char* what, bool bands) {
 /// The sum, to `out`.
 void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
-    const bool strips = on_cuda && !out.is_cpu() && convolve2d_by_strips(p);
-    const bool bands = !strips && on_tensor_cores(convolve2d_by_bands(p), out);
-    if (strips)
+    const bool small = on_cuda && !out.is_cpu() && convolve2d_is_small(p);
+    const bool strips = on_cuda && !out.is_cpu() && !small && convolve2d_by_strips(p);
+    const bool bands = !small && !strips && on_tensor_cores(convolve2d_by_bands(p), out);
+    if (small)
+        tell_choice(kName, "kernel", "threads of each output", "few pixels");
+    else if (strips)
         tell_choice(kName, "kernel", "multiply-adds in strips",
                     "up to 16 columns of taps, and pixels enough to fill strips");
     else if (!out.is_cpu())
         tell("kernel", bands);
+    if (small) on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_small_cuda);
     if (strips) on_cuda = rest_of<Convolve2dRest>(kName)->strips;
     if (bands) on_cuda = rest_of<Convolve2dRest>(kName)->bands;
     launch(kName, out, p, p.N * p.OH, rows_grain(p),
@@ -187,8 +191,13 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     Convolve2dParams p = params_of(s, "image", image, kernel);
     p.grad_out = grad_out.data_ptr();
     set_strides(grad_out, p.grad_out_stride);
-    p.splits = splits_of(p, image.is_cpu());
     p.out = grad_kernel.data_ptr();
+    if (!image.is_cpu() && convolve2d_is_small_gradient(p)) {
+        tell_choice(kName, "kernel, gradient to kernel", "a block to a tap", "few pixels");
+        return launch<Convolve2dParams>(kName, image, p, 1, 1, nullptr,
+                                        OCTET_CUDA_LAUNCHER(convolve2d_small_gradient_cuda));
+    }
+    p.splits = splits_of(p, image.is_cpu());
     const int64_t numbers = s.G * p.splits * s.kh * s.kw;
     const Tensor partial = new_bytes(image, numbers * (p.dtype == DType::kDouble ? 8 : 4));
     p.partial = partial.data_ptr();

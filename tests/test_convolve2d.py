@@ -59,6 +59,34 @@ def check(image, kernel, mode="same", boundary="zero"):
     assert torch.equal(convolve2d_bw(grad_out, image, kernel, mode, boundary), grads[0])
     alone = convolve2d_bw(grad_out, image, kernel, mode, boundary, (False, True))
     assert torch.equal(alone, grads[1])
+    if image.is_cuda and out.numel() and kernel.dim() == 2:
+        one = (
+            (out, grads[0], image, grad_out)
+            if image.dim() == 2
+            else (out[0], grads[0][0], image[0], grad_out[0])
+        )
+        check_many(*one, kernel, mode, boundary)
+
+
+def check_many(out, grad_image, image, grad_out, kernel, mode, boundary):
+    """On a GPU few pixels have kernels of their own: so many more go through tiles or bands."""
+    many = 1 + int(1.2e7) // (out.numel() * kernel.numel())
+    images, grads = image.expand(many, -1, -1), grad_out.expand(many, -1, -1)
+    eps = torch.finfo(image.dtype).eps
+    work = max(kernel.numel(), 4) * min(eps, torch.finfo(torch.float32).eps)
+    rounding = {"rtol": 2 * eps, "atol": 2 * work}
+    ours = convolve2d_fw(images, kernel, mode, boundary)
+    assert_close(ours, out.expand_as(ours), **rounding)
+    ours = convolve2d_bw(grads, images, kernel, mode, boundary, (True, True))
+    if boundary != "zero":
+        rounding["atol"] *= sum(a + b for a, b in zip(out.shape, kernel.shape, strict=True))
+    assert_close(ours[0], grad_image.expand_as(ours[0]), **rounding)
+    each = convolve2d_bw(grad_out, image, kernel, mode, boundary, (False, True)).double()
+    # Terms of one sign, up to 1, in a thousand sums one after the other.
+    terms = many * out.numel()
+    work = terms * (terms / 1024 + 32) * torch.finfo(torch.float32).eps
+    rounding = {"rtol": 2 * torch.finfo(kernel.dtype).eps, "atol": work}
+    assert_close(ours[1].double(), many * each, **rounding)
 
 
 class TestConvolve2d(OperatorTests):

@@ -59,13 +59,15 @@ constexpr bool kAsyncCopies = true;
 constexpr bool kAsyncCopies = false;
 #endif
 
-/// A float on its way into a tile, or, where it is not `there`, zero.
-__device__ inline void begin_copy(void* to, const void* from, bool there) {
+/// A float on its way into a tile, or, where it is not `there`, zero. `to`: in shared memory.
+__device__ inline void begin_copy(unsigned to, const void* from, bool there) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                     static_cast<unsigned>(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(there ? 4 : 0));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 4 : 0));
 #endif
+}
+__device__ inline void begin_copy(void* to, const void* from, bool there) {
+    begin_copy(static_cast<unsigned>(__cvta_generic_to_shared(to)), from, there);
 }
 
 constexpr int kMostColumns = 96;  // of a tile that `fill` fills
