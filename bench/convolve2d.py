@@ -5,8 +5,9 @@ by the gradient to the image, read by the gradient to the kernel. Flops: 2 K^2 N
 torch.nn.functional.conv2d, after its `pad` where the boundary is not zero (its gradients of large
 images left out on a GPU, where one call may take a minute), torch.compile of the
 reference (float32, 3 x 3 taps: it unrolls them all, which takes it 20 to 40 s a case for a GPU),
-scipy.ndimage.convolve on the CPU. Limits: a copy of as many bytes, and the bandwidth of a large
-copy.
+scipy.ndimage.convolve on the CPU. "column and row" is what a kernel that is the product of two
+vectors takes as two of our convolutions. Limits: a copy of as many bytes, and the bandwidth of a
+large copy.
 """
 
 from functools import partial
@@ -24,6 +25,7 @@ CPU_SIZES = [(512, 512), (2048, 2048), (4, 512, 512)]
 KERNELS = [3, 5, 9, 15]
 DTYPES = [torch.float32, torch.float16]
 MOST_COMPILED = 3
+LEAST_SEPARATED = 9
 MOST_SCIPY = 1 << 27  # products: above, one call takes longer than a second
 
 
@@ -71,6 +73,13 @@ def measure(shape, K, boundary, dtype, timer, limit, peers):
             )
     if "scipy" in peers and timer.device.type == "cpu" and image.numel() * K * K <= MOST_SCIPY:
         runs["forward"]["scipy"] = lambda: by_scipy(image, kernel, boundary)
+    if K >= LEAST_SEPARATED:
+        runs["forward"]["column and row"] = lambda: loader.convolve2d(
+            loader.convolve2d(image.detach(), kernel.detach()[:, :1], "same", boundary),
+            kernel.detach()[:1],
+            "same",
+            boundary,
+        )
     size = 2 * image.numel() * image.element_size()
     source = torch.ones(size // 2, dtype=torch.uint8, device=timer.device)
     target = torch.empty_like(source)
@@ -135,6 +144,8 @@ def main(arguments=None):
         for K in KERNELS[: 2 if options.quick else 4]
     ]
     cases += [((2048, 2048), 5, "nearest", torch.float32)]
+    if cuda and not options.quick:
+        cases += [((2048, 2048), 25, "zero", dtype) for dtype in DTYPES]
     made = {str(case): partial(measure, *case, timer, limit, options.peers) for case in cases}
     rows = harness.each("convolve2d", "convolve2d", options, made)
     harness.finish("convolve2d", "convolve2d", rows, options, copy_bytes_per_us=limit)
