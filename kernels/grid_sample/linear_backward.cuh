@@ -332,48 +332,51 @@ template <typename T, int D, int C, Narrow kLayout, bool kShared>
 __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
     grid_backward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
-    if (idle(job)) return;
-    const GridSampleParams& p = job.p;
-    const int lanes_log2 = kShared ? job.lanes_log2 : 0;
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x, in_warp = threadIdx.x % 32;
-    const int lane = in_warp >> (5 - lanes_log2), own = kShared ? lane * C : 0;
-    const int q =
-        kShared ? (thread >> 5 << (5 - lanes_log2)) + (in_warp & ((32 >> lanes_log2) - 1)) : thread;
-    if (!kShared && q >= job.count) return;
-    const int i = kShared ? min(q, job.count - 1) : q;
-    const int64_t b = job.image + blockIdx.y;
-    const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
-    const Cell<float, D> cell = cell_of<true>(job, job.input, coordinates);
-    const int64_t c_step =
-        kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
-    const char* first = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T)) +
-                        int64_t(cell.base) * job.input.unit + own * c_step;
-    const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0] +
-                        own * p.grad_out_stride[1] + p.grad_out_points.at(job.first + i);
-    float dot[K] = {}, slope[D];
+    each_block<kLayout == Narrow::kWords>(job, [&](unsigned block) {
+        const GridSampleParams& p = job.p;
+        const int lanes_log2 = kShared ? job.lanes_log2 : 0;
+        const int thread = block * blockDim.x + threadIdx.x, in_warp = threadIdx.x % 32;
+        const int lane = in_warp >> (5 - lanes_log2), own = kShared ? lane * C : 0;
+        const int q = kShared
+                          ? (thread >> 5 << (5 - lanes_log2)) + (in_warp & ((32 >> lanes_log2) - 1))
+                          : thread;
+        if (!kShared && q >= job.count) return;
+        const int i = kShared ? min(q, job.count - 1) : q;
+        const int64_t b = job.image + blockIdx.y;
+        const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
+        const Cell<float, D> cell = cell_of<true>(job, job.input, coordinates);
+        const int64_t c_step =
+            kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
+        const char* first = static_cast<const char*>(p.input) +
+                            b * p.input_stride[0] * int(sizeof(T)) +
+                            int64_t(cell.base) * job.input.unit + own * c_step;
+        const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0] +
+                            own * p.grad_out_stride[1] + p.grad_out_points.at(job.first + i);
+        float dot[K] = {}, slope[D];
 #pragma unroll 1
-    for (int left = int(p.C) - own; left > 0;
-         left -= C << lanes_log2, first += (C << lanes_log2) * c_step) {
-        Pixels<T, D, C, kLayout> pixels;
-        pixels.read(job, cell, first, c_step, left);
+        for (int left = int(p.C) - own; left > 0;
+             left -= C << lanes_log2, first += (C << lanes_log2) * c_step) {
+            Pixels<T, D, C, kLayout> pixels;
+            pixels.read(job, cell, first, c_step, left);
 #pragma unroll
-        for (int c = 0; c < C; ++c, grad_out += p.grad_out_stride[1]) {
-            if (C > 1 && c >= left) break;
-            const float grad = value_of(*grad_out, p.dtype);
+            for (int c = 0; c < C; ++c, grad_out += p.grad_out_stride[1]) {
+                if (C > 1 && c >= left) break;
+                const float grad = value_of(*grad_out, p.dtype);
 #pragma unroll
-            for (int k = 0; k < K; ++k) dot[k] += grad * pixels.value(k, c, p.dtype);
+                for (int k = 0; k < K; ++k) dot[k] += grad * pixels.value(k, c, p.dtype);
+            }
+            if (kShared) grad_out += ((C << lanes_log2) - C) * p.grad_out_stride[1];
         }
-        if (kShared) grad_out += ((C << lanes_log2) - C) * p.grad_out_stride[1];
-    }
-    cell.slopes(dot, slope);
+        cell.slopes(dot, slope);
 #pragma unroll
-    for (int d = 0; d < D; ++d) {
-        float sum = cell.moved(d, p) * slope[d];
-        if (kShared)
-            for (int m = 32 >> lanes_log2; m < 32; m *= 2) sum += __shfl_xor_sync(kAll, sum, m);
-        if (!kShared || (lane == 0 && q < job.count))
-            store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d, sum);
-    }
+        for (int d = 0; d < D; ++d) {
+            float sum = cell.moved(d, p) * slope[d];
+            if (kShared)
+                for (int m = 32 >> lanes_log2; m < 32; m *= 2) sum += __shfl_xor_sync(kAll, sum, m);
+            if (!kShared || (lane == 0 && q < job.count))
+                store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d, sum);
+        }
+    });
 }
 
 template <typename T, int D>
@@ -394,7 +397,8 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V == 4)
         if (job.alone)
             return launch_points(grid_backward<T, D, 4, Narrow::kWords, true>, job,
-                                 32 >> job.lanes_log2, stream);
+                                 32 >> job.lanes_log2, stream,
+                                 job.choice ? 32 * job.processors : 0x7fffffff);
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);

@@ -50,10 +50,13 @@ __global__ void __launch_bounds__(1024)
         const int64_t in_image = int64_t(cell.base) * job.input.unit;
         const int first = outside ? -1 : int(in_image / 32);
         const int next = outside ? -1 : int((in_image + job.input.corner[2]) / 32);
-        const bool new_first = lane == __ffs(int(__match_any_sync(~0u, first))) - 1;
-        bool new_next = lane == __ffs(int(__match_any_sync(~0u, next))) - 1;
-#pragma unroll 8
-        for (int l = 0; l < 32; ++l) new_next &= __shfl_sync(~0u, first, l) != next;
+        bool new_first = true, new_next = true;  // no other's, nor one of a lane before
+#pragma unroll 16
+        for (int l = 0; l < 32; ++l) {
+            const int other = __shfl_sync(~0u, first, l), before = __shfl_sync(~0u, next, l);
+            new_first &= l >= lane || other != first;
+            new_next &= other != next && (l >= lane || before != next);
+        }
         mine += new_first + (nearest ? new_first : new_next);
     }
     atomicAdd(&sectors, mine);

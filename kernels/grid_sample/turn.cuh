@@ -38,6 +38,8 @@ struct Voxels {
 };
 
 constexpr int kTurners = 256;
+constexpr unsigned kBusy =
+    8;  // blocks that a processor holds: of what may be idle there are no more
 
 /// Copies (B, C, voxels) between tensors, one with neighbouring voxels and one with neighbouring
 /// channels, through tiles in shared memory. Channels from C up to `pad` become zeros.
@@ -297,7 +299,7 @@ template <typename From, typename To>
 bool turn_words(const Voxels& from, const Voxels& to, const GridSampleParams& p, Choice choice,
                 int processors, cudaStream_t stream) {
     const auto blocks = [&](unsigned tiles) {
-        return choice.made ? std::min(tiles, 32u * processors) : tiles;
+        return choice.made ? std::min(tiles, kBusy * processors) : tiles;
     };
     if constexpr (std::is_same_v<From, To>) {
         const auto job = turned_of<const From, To>(from, to, p, processors);
@@ -345,7 +347,7 @@ const char* turn(const Voxels& from, const Voxels& to, const GridSampleParams& p
     const int64_t deep = ceil_div(pad, 1 << channels_log2);
     if (double(across) * deep * p.B > 0x7fffffff) return "more voxels than one CUDA grid can hold";
     const unsigned tiles = unsigned(across * deep * p.B);
-    const unsigned blocks = choice.made ? std::min(tiles, 64u * processors) : tiles;
+    const unsigned blocks = choice.made ? std::min(tiles, kBusy * processors) : tiles;
     turn_kernel<From, To><<<blocks, kTurners, 0, stream>>>(from, to, voxels, int(p.C), pad,
                                                            channels_log2, unsigned(across),
                                                            unsigned(deep), tiles, choice);
