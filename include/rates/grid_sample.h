@@ -39,7 +39,8 @@ struct GridSampleGradientRates {
     double last = 1.5;   // more, of the share of a sector that channels side by side use
     double least = 100;  // a look pays where scattered points take so long
     double held = 1e8;   // bytes of a field that threads to a point read quicker
-    double look = 2;     // sectors that 32 points lie in, in order
+    double look = 2;     // sectors that 32 points lie in, in order;
+    float apart = 25;    // and up to which a turned image's rows still share them in the caches
     double zeroed = 4.3, rounded = 4;        // MB of passes that turn nothing: each
     double add_near = 5.3, add_far = 10;     // a million additions: of points in order, scattered,
     double word_near = 7.5, word_far = 8.6;  // and of words of four channels

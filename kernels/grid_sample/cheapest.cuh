@@ -82,7 +82,7 @@ Plans cheapest_grid(const GridSampleParams& p, Plans plans) {
     plans.take = turning < plans.near ? Plans::kTurned : Plans::kProbe;
     plans.why = plans.take == Plans::kProbe ? "it pays where points are scattered"
                                             : "turning pays wherever the points lie";
-    plans.few = float(turning / sector);
+    plans.few = std::max(float(turning / sector), r.apart);
     return plans;
 }
 
