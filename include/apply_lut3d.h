@@ -142,7 +142,8 @@ enum class Lut3dShared : int32_t {
     kChannel,  // a plane of float32: a third of the blocks to each channel
 };
 inline Lut3dShared apply_lut3d_shared(const ApplyLut3dParams& p, int64_t shared_bytes) {
-    if (p.bytes || p.dtype == DType::kDouble || p.tables != 1 || !p.image_at.dense() ||
+    const bool words = reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
+    if (p.bytes || p.dtype == DType::kDouble || p.tables != 1 || !p.image_at.dense() || !words ||
         4 * int64_t(p.entries) > shared_bytes)
         return Lut3dShared::kNone;
     if (p.dtype != DType::kFloat && p.lut_dtype == p.dtype && planes_bytes(p.S) <= shared_bytes)
@@ -170,9 +171,9 @@ inline Lut3dWay apply_lut3d_way(const ApplyLut3dParams& p, int64_t shared_bytes)
                                     ? made + r.bytes + pixels * r.bytes_pixel[four]
                                     : kUnknown},
         {"a table in shared memory",
-         whole && p.S >= r.shared_least
-             ? r.launch + r.shared + pixels * r.shared_pixel[held == Lut3dShared::kEntries][four]
-             : kUnknown}};
+         whole && p.S >= r.shared_least ? r.launch + r.shared + r.shared_entry * 1e-6 * p.entries +
+                                              pixels * r.shared_pixel[held == Lut3dShared::kEntries]
+                                        : kUnknown}};
     int best = 0;
     for (int i = 1; i < 4; ++i)  // false for those that cannot
         if (ways[i].us < ways[best].us) best = i;

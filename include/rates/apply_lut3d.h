@@ -6,15 +6,16 @@
 /// An H200's, from sweeps with each way forced in turn (cases at random, medians, cold L2 cache). A
 /// choice goes by ratios, which other GPUs are taken to share, until one has rates of its own.
 struct Lut3dRates {
-    double launch = 4, table = 8;    // of the way that reads lut itself; and of making a table,
-    double entry = 14;               // and a million entries of it
-    double bytes = 20, shared = 11;  // to make and spread tables of integers; in shared memory
+    double launch = 4, table = 8;  // of the way that reads lut itself; and of making a table,
+    double entry = 14;             // and a million entries of it
+    double bytes = 20;             // to make and spread tables of integers
     // A million pixels, trilinear and tetrahedral: lut itself, a table, of integers.
     double direct_pixel[2] = {24, 20}, table_pixel[2] = {9.5, 8.5};
     double table_byte_pixel[2] = {10.5, 7}, bytes_pixel[2] = {4.7, 4};
-    // In shared memory, of 16 bits and of float32; and entries along an axis, from which on it was
-    // no slower anywhere. (An H100's: 3,600 cases of noise, smooth colours and what lies between.)
-    double shared_pixel[2][2] = {{6, 5}, {7, 7}};
+    // In shared memory: a table, a million entries of it, a million pixels of 16 bits and of
+    // float32; and entries along an axis, from which on it was no slower anywhere. (An H100's: of
+    // 2,473 cases of noise, smooth colours and what lies between 1.7 % beyond the better way.)
+    double shared = 8, shared_entry = 150, shared_pixel[2] = {6, 7};
     int32_t shared_least = 8;
     // Where only a channel fits: from how many million pixels on a look at them pays; and lines of
     // the table that 32 neighbouring pixels meet, up to which the L1 cache is as quick.

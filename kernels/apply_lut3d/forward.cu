@@ -67,16 +67,15 @@ const char* apply_lut3d_table_cuda(const ApplyLut3dParams* p, void* stream) {
 template <typename T>
 constexpr int kPixels = std::is_same_v<T, float> ? 1 : kGroup;
 
-/// Blocks are few and go on until all pixels are done: neighbours' colours that are alike take 6 to
-/// 9 % less so in float32, and where a look sends all away little time is lost.
-template <typename T>
-constexpr bool kGoesOn = std::is_same_v<T, float> || std::is_same_v<T, Short>;
-constexpr int kGoing = 18;  // of each processor
+constexpr int kGoing = 18;  // blocks of each processor that go on
 
-template <typename T, bool kTetrahedral>
+/// kGoesOn: blocks are few and go on until all pixels are done. Where a look may send all away
+/// little time is lost so, and neighbours' colours that are alike take 6 to 9 % less, trilinear in
+/// float32; tetrahedral it takes registers that are then lacking.
+template <typename T, bool kTetrahedral, bool kGoesOn>
 __global__ void __launch_bounds__(kLutThreads) lut3d_kernel(ApplyLut3dParams p, bool words) {
     using A = Acc<T>;
-    if (p.way == Lut3dWay::kProbe && scattered(p)) return;
+    if (kGoesOn && p.way == Lut3dWay::kProbe && scattered(p)) return;
     const Pixels pixels(p, (int64_t(blockIdx.x) * kLutThreads + threadIdx.x) * kPixels<T>);
 #pragma unroll 1
     for (int64_t n = pixels.first; n < pixels.end;
@@ -95,7 +94,7 @@ __global__ void __launch_bounds__(kLutThreads) lut3d_kernel(ApplyLut3dParams p, 
             for (int c = 0; c < 3; ++c) group[3 * k + c] = stored<T>(out.at[c], p.dtype);
         }
         store_group(p.out, n, pixels.end, group);
-        if (!kGoesOn<T>) return;
+        if (!kGoesOn) return;
     }
 }
 
@@ -170,12 +169,16 @@ const char* apply_lut3d_cuda(const ApplyLut3dParams* p, void* stream) {
     const bool words = in_words(*p, p->image, p->image_at);
     by_storage(*p, [&](auto element) {
         using T = decltype(element);
+        constexpr bool kFloat = std::is_same_v<T, float>,
+                       kGoes = kFloat || std::is_same_v<T, Short>;
+        const bool four = p->method == Lut3dMethod::kTetrahedral;
+        const bool once = !kGoes || (kFloat && four && p->way != Lut3dWay::kProbe);
+        auto kernel = four ? lut3d_kernel<T, true, kGoes> : lut3d_kernel<T, false, kGoes>;
+        if constexpr (kFloat)
+            if (once) kernel = lut3d_kernel<T, true, false>;
         dim3 blocks = blocks_of(*p, kPixels<T>);
-        if (kGoesOn<T>) blocks.x = std::min(blocks.x, unsigned(kGoing * processors));
-        if (p->method == Lut3dMethod::kTetrahedral)
-            lut3d_kernel<T, true><<<blocks, kLutThreads, 0, on>>>(*p, words);
-        else
-            lut3d_kernel<T, false><<<blocks, kLutThreads, 0, on>>>(*p, words);
+        if (!once) blocks.x = std::min(blocks.x, unsigned(kGoing * processors));
+        kernel<<<blocks, kLutThreads, 0, on>>>(*p, words);
     });
     return launch_error();
 }

@@ -178,11 +178,10 @@ struct Unit {
     static constexpr int kPer = 4 / sizeof(T), kGroups = kPixels / kPer;  // elements; 96 words each
     Words group[kGroups];
 
-    /// `words`: whether the image begins on one.
-    __device__ void fetch(const ApplyLut3dParams& p, int64_t unit, int64_t end, bool words) {
+    __device__ void fetch(const ApplyLut3dParams& p, int64_t unit, int64_t end) {
         if (unit >= end) return;
         const int64_t first = unit * (96 * kGroups) + threadIdx.x % 32;
-        const bool whole = (unit + 1) * kUnit <= p.N && words;
+        const bool whole = (unit + 1) * kUnit <= p.N;
 #pragma unroll
         for (int i = 0; i < 3 * kGroups; ++i)
             group[i / 3].at[i % 3] = whole ? static_cast<const unsigned*>(p.image)[first + 32 * i]
@@ -209,18 +208,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     constexpr int kPer = Unit<T>::kPer, kGroups = Unit<T>::kGroups, kChannels = Table::kChannels;
     Table table(p, memory);
     const int part = int(blockIdx.x) % Table::kParts, lane = threadIdx.x % 32;
-    const bool words = reinterpret_cast<uintptr_t>(p.image) % 4 == 0;
     const int64_t units = ceil_div(p.N, kUnit);
     const int64_t stride = gridDim.x / Table::kParts * int64_t(kThreads / 32);
     int64_t unit = blockIdx.x / Table::kParts * int64_t(kThreads / 32) + threadIdx.x / 32;
     Unit<T> next;
-    next.fetch(p, unit, units, words);
+    next.fetch(p, unit, units);
     copy<typename Table::Copied>(table, p, part);
     const Turn turn;
     const EntrySteps steps = Table::steps(p.S);
     for (; unit < units; unit += stride) {
         const Unit<T> own = next;
-        next.fetch(p, unit + stride, units, words);
+        next.fetch(p, unit + stride, units);
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
             const auto in = bit_copy<Several<T, 3 * kPer>>(turn(own.group[g]));
