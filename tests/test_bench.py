@@ -8,8 +8,10 @@ import os
 import random
 import signal
 import sys
+from contextlib import nullcontext
 
 import pytest
+import torch
 from conftest import ROOT
 
 sys.path.append(str(ROOT / "bench"))  # after tests/, which has an interpolation.py too
@@ -241,6 +243,31 @@ def test_every_case_of_a_sweep_can_be_drawn(operator):
     cases = [space.draw(random.Random(f"0 {k}"), sweep.LARGEST["cuda"]) for k in range(300)]
     assert {case["dtype"] for case in cases} >= {"float32", "float64", "float16", "bfloat16"}
     assert cases == [json.loads(json.dumps(case)) for case in cases]
+
+
+@pytest.mark.parametrize("wrong", [None, "out", "input", "grid"])
+def test_a_sweep_of_grid_sample_sees_what_is_wrong(wrong, monkeypatch):
+    """Of a warp with a plane of points on pixels, whose slopes in float64 are of the other side."""
+    space = importlib.import_module("spaces.grid_sample")
+    check = space.check
+
+    def scaled(x, factor):  # itself, with a gradient so much larger
+        return x.detach() + (x - x.detach()) * factor
+
+    def spoilt(case, function, *rest):
+        def ours(x, grid):
+            x = scaled(x, 1.01) if wrong == "input" else x
+            out = function(x, scaled(grid, 1.3) if wrong == "grid" else grid)
+            return out * 1.01 if wrong == "out" else out
+
+        check(case, ours, *rest)
+
+    monkeypatch.setattr(space, "check", spoilt)
+    case = space.draw(random.Random("711 161"), sweep.LARGEST["cuda"])
+    make = {"device": "cpu", "generator": torch.Generator().manual_seed(0)}
+    seen = pytest.raises(AssertionError, match=f"{wrong} is off") if wrong else nullcontext()
+    with seen:
+        space.tasks(case, make)
 
 
 def test_extensions_takes_calls_down_and_builds_nothing(tmp_path):

@@ -12,8 +12,9 @@
 
 namespace {
 
-constexpr int kThreads = 1024, kPixels = 2;  // pixels of a lane under way, 32 apart
-constexpr int kUnit = 32 * kPixels;          // pixels of a warp
+constexpr int kThreads = 1024;
+constexpr int kPixels = 2;  // of a lane under way: neighbours of 16 bits, or 32 apart of float32
+constexpr int kUnit = 32 * kPixels;  // pixels of a warp
 
 // Tables: kParts of them make all kChannels, of bytes() each. read() takes a part of an entry from
 // lut, put() writes it where steps() has it; entry() and mean_along() are what blend() needs.
