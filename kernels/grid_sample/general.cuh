@@ -250,6 +250,36 @@ __device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
         add_16bit(dtype, to, x);
 }
 
+/// True if sums are float32, and those of pixels along x side by side, as `add_row` takes them.
+HD inline bool in_rows(const GridSampleJob& job) {
+    return !job.fixed && job.sum_dtype == DType::kFloat &&
+           job.sums.step[2] * job.sums.unit == int(sizeof(float));
+}
+
+/// to[0 ... K - 1] += x, K up to four, in any order among threads: in words of 16 bytes, as the L2
+/// cache takes a request for each. Zeros are added beside them: a word is one tensor's.
+template <int K>
+__device__ inline void add_row(float* to, const float (&x)[K]) {
+#if __CUDA_ARCH__ >= 900
+    const int place = int(reinterpret_cast<uintptr_t>(to) / sizeof(float) & 3);
+    float word[4], next[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        word[j] = next[j] = 0;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            if (k <= j && place == j - k) word[j] = x[k];
+            if (k > j && place == 4 + j - k) next[j] = x[k];
+        }
+    }
+    add_floats<4>(to - place, word);
+    if (place + K > 4) add_floats<4>(to - place + 4, next);
+#else
+#pragma unroll
+    for (int k = 0; k < K; ++k) atomicAdd(to + k, x[k]);
+#endif
+}
+
 /// Adds to element `at` of p.grad_input, or to its sum in fixed point.
 __device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t at, double x) {
     FixedPoint(job.fixed, job.places, job.terms).add(at, x);
@@ -297,6 +327,11 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
                             p.grad_out_points.at(at.q);
         const int64_t sum_image = at.b * p.grad_input_stride[0];
         const int step = at.lanes * V, C = int(p.C);
+        // All taps lie in the image, and are not mirrored or held at its border.
+        bool by_rows = in_rows(job) && point.axis[0].index[0] >= 0;
+#pragma unroll
+        for (int k = 1; k < kTaps; ++k)
+            by_rows = by_rows && point.axis[0].index[k] == point.axis[0].index[0] + k;
         for (int c = at.lane * V; c < C; c += step) {
             A grad[V];
 #pragma unroll
@@ -318,6 +353,20 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
                         dot[k] += grad[j] * value_of(value[k].at[j], p.dtype);
             }
             if (p.grad_input) {
+                if constexpr (kTaps == 4 && V == 1 && D == 2 && sizeof(T) < 8)
+                    if (by_rows) {
+#pragma unroll
+                        for (int k = 0; k < K; k += 4) {
+                            if (!sums.valid(k)) continue;
+                            float x[4];
+#pragma unroll
+                            for (int j = 0; j < 4; ++j) x[j] = weight[k + j] * grad[0];
+                            add_row(
+                                static_cast<float*>(p.grad_input) + sum_image + sums.offset(k, c),
+                                x);
+                        }
+                        continue;
+                    }
 #pragma unroll
                 for (int k = 0; k < K; ++k) {
                     if (!sums.valid(k)) continue;

@@ -195,9 +195,10 @@ __device__ __noinline__ int base_in_sums(const GridSampleJob& job, Coordinates<A
     return cell_of<true>(job, job.sums, at).base;
 }
 
-/// V = 1: a thread to a point. Neighbouring points in the same cell, or in the next along x, add up
-/// what goes to the same corners within the warp first.
-template <typename T, int D, int U>
+/// V = 1: a thread to a point, or, but for kRows, several. Neighbouring points in the same cell, or
+/// in the next along x, add up what goes to the same corners within the warp first. kRows: sums are
+/// as `in_rows` says.
+template <typename T, int D, int U, bool kRows>
 __global__ void __launch_bounds__(kThreads)
     linear_backward_any(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
@@ -212,7 +213,9 @@ __global__ void __launch_bounds__(kThreads)
     if (!at.inside) cell.flags = 0;
     constexpr uint32_t kBits = (1u << 2 * D) - 1;
     const Runs runs(cell.base, cell.flags & kBits, job.input.step[2]);
-    const bool alone = at.lanes == 1;  // threads that share a point have no neighbours to add to
+    // Threads that share a point have no neighbours to add to.
+    const int lane = kRows ? 0 : at.lane, lanes = kRows ? 1 : at.lanes;
+    const bool alone = lanes == 1;
     // Has kernels of its own; but without the test this one needs more registers.
     const bool nearest = p.interpolation == Interpolation::kNearest;
     A weight[K], dot[K] = {};
@@ -232,11 +235,11 @@ __global__ void __launch_bounds__(kThreads)
         mine |= uint32_t(cell.valid(k) && (!alone || (runs.head && !(k % 2 && runs.gives)))) << k;
     const bool longer = alone && runs.reach > 1;
 #pragma unroll 1
-    for (int c0 = at.lane; c0 - at.lane < C; c0 += U * at.lanes) {
+    for (int c0 = lane; c0 - lane < C; c0 += U * lanes) {
         A grad[U];
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-            const int c = c0 + u * at.lanes;
+            const int c = c0 + u * lanes;
             grad[u] = c < C && at.inside ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
                                          : A(0);
         }
@@ -244,11 +247,11 @@ __global__ void __launch_bounds__(kThreads)
             Vector<T, 1> value[U][K];
 #pragma unroll
             for (int u = 0; u < U; ++u)
-                if (const int c = c0 + u * at.lanes; c < C)
+                if (const int c = c0 + u * lanes; c < C)
                     load_corners(job.input, in + c * c_step, cell, value[u]);
 #pragma unroll
             for (int u = 0; u < U; ++u)
-                if (c0 + u * at.lanes < C)
+                if (c0 + u * lanes < C)
 #pragma unroll
                     for (int k = 0; k < K; ++k)
                         dot[k] += grad[u] * value_of(value[u][k].at[0], p.dtype);
@@ -256,13 +259,13 @@ __global__ void __launch_bounds__(kThreads)
         if (!p.grad_input) continue;
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-            const int c = c0 + u * at.lanes;
-            if (c - at.lane >= C) break;
+            const int c = c0 + u * lanes;
+            if (c - lane >= C) break;
             A part[K];
 #pragma unroll
             for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
             if (longer) runs.sum(part);
-            if (alone && !nearest)
+            if (kRows || (alone && !nearest))
 #pragma unroll
                 for (int k = 0; k < K; k += 2) {
                     const A given = __shfl_sync(kAll, part[k + 1], runs.before);
@@ -272,8 +275,17 @@ __global__ void __launch_bounds__(kThreads)
             char* row = to + c * p.grad_input_stride[1] * size;
             asm("" : "+l"(row));
 #pragma unroll
-            for (int k = 0; k < K; ++k)
-                if (mine >> k & 1) add_one<T>(job.sum_dtype, row + job.sums.corner[k], part[k]);
+            for (int k = 0; k < K; k += 2) {
+                char* const first = row + job.sums.corner[k];
+                char* const second = row + job.sums.corner[k + 1];
+                if (kRows && (mine >> k & 3) == 3) {
+                    const float both[] = {float(part[k]), float(part[k + 1])};
+                    add_row(reinterpret_cast<float*>(first), both);
+                    continue;
+                }
+                if (mine >> k & 1) add_one<T>(job.sum_dtype, first, part[k]);
+                if (mine >> k & 2) add_one<T>(job.sum_dtype, second, part[k + 1]);
+            }
         }
     }
     if (!p.grad_grid) return;
@@ -411,9 +423,15 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
             job.p.C == 1 ? nearest_backward<Stored<T>, D, 1> : nearest_backward<Stored<T>, D, 4>,
             job, each, stream);
     constexpr int U = D == 2 ? 4 : 2;
-    return launch_points(
-        job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1> : linear_backward_any<Stored<T>, D, U>,
-        job, each, stream);
+    const auto launch = [&](auto rows) {
+        constexpr bool kRows = decltype(rows)::value;
+        return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1, kRows>
+                                          : linear_backward_any<Stored<T>, D, U, kRows>,
+                             job, each, stream);
+    };
+    if constexpr (sizeof(T) < 8)
+        if (each == 32 && in_rows(job)) return launch(std::true_type{});
+    return launch(std::false_type{});
 }
 template <typename T, int V>
 const char* launch_backward(GridSampleJob& job, cudaStream_t stream) {
