@@ -6,7 +6,7 @@
 // V at a time. V > 1 needs neighbouring channels in memory (channels-last): a pixel's channels are
 // then read in words of up to 16 bytes. With V = 1 any strides will do.
 #pragma once
-#include "fixed_point.cuh"
+#include "adds.cuh"
 #include "inner_cubic.cuh"
 #include "job.cuh"
 #include "short.cuh"
@@ -191,106 +191,6 @@ __global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
     }
 }
 
-/// to[0 ... V - 1] += x, in any order among threads.
-template <int V>
-__device__ inline void add_floats(float* to, const float* x) {
-    static_assert(V % 4 == 0, "whole words of 16 bytes");
-#if __CUDA_ARCH__ >= 900
-#pragma unroll
-    for (int j = 0; j < V; j += 4)
-        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j), "f"(x[j]),
-                     "f"(x[j + 1]), "f"(x[j + 2]), "f"(x[j + 3])
-                     : "memory");
-#else
-#pragma unroll
-    for (int j = 0; j < V; ++j) atomicAdd(to + j, x[j]);
-#endif
-}
-
-/// Adds two 16-bit elements to a word of memory, rounded at each addition.
-__device__ inline void add_pair(DType dtype, unsigned* to, float first, float second) {
-    if (dtype == DType::kHalf) {
-        const unsigned word = store<Half>(first).bits | unsigned(store<Half>(second).bits) << 16;
-        asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-        return;
-    }
-#if __CUDA_ARCH__ >= 900
-    const BFloat16 low = store<BFloat16>(first), high = store<BFloat16>(second);
-    const unsigned word = low.bits | unsigned(high.bits) << 16;
-    asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-#else
-    unsigned seen = *to, expected;
-    do {
-        expected = seen;
-        const float low = load(BFloat16{uint16_t(expected)}) + first;
-        const float high = load(BFloat16{uint16_t(expected >> 16)}) + second;
-        seen = atomicCAS(to, expected,
-                         store<BFloat16>(low).bits | unsigned(store<BFloat16>(high).bits) << 16);
-    } while (seen != expected);
-#endif
-}
-
-/// Adds to a 16-bit element: a word at a time, which is what the memory adds quickly.
-__device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
-    const auto address = reinterpret_cast<uintptr_t>(to);
-    const bool second = address & 2;
-    add_pair(dtype, reinterpret_cast<unsigned*>(address & ~uintptr_t(3)), second ? 0.f : x,
-             second ? x : 0.f);
-}
-
-/// Adds to an element of the gradient to elements T, in the type of its sums.
-template <typename T>
-__device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
-    // Not atomicAdd, which asks at run time whether an address is one of shared memory.
-    if constexpr (sizeof(T) == 8)
-        asm volatile("red.global.add.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
-    else if (sizeof(T) == 4 || dtype == DType::kFloat)
-        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
-    else
-        add_16bit(dtype, to, x);
-}
-
-/// True if sums are float32, and those of pixels along x side by side, as `add_row` takes them.
-HD inline bool in_rows(const GridSampleJob& job) {
-    return !job.fixed && job.sum_dtype == DType::kFloat &&
-           job.sums.step[2] * job.sums.unit == int(sizeof(float));
-}
-
-/// to[0 ... K - 1] += x, K up to four, in any order among threads: in words of 16 bytes, as the L2
-/// cache takes a request for each. Zeros are added beside them: a word is one tensor's.
-template <int K>
-__device__ inline void add_row(float* to, const float (&x)[K]) {
-#if __CUDA_ARCH__ >= 900
-    const int place = int(reinterpret_cast<uintptr_t>(to) / sizeof(float) & 3);
-    float word[4], next[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        word[j] = next[j] = 0;
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-            if (k <= j && place == j - k) word[j] = x[k];
-            if (k > j && place == 4 + j - k) next[j] = x[k];
-        }
-    }
-    add_floats<4>(to - place, word);
-    if (place + K > 4) add_floats<4>(to - place + 4, next);
-#else
-#pragma unroll
-    for (int k = 0; k < K; ++k) atomicAdd(to + k, x[k]);
-#endif
-}
-
-/// Adds to element `at` of p.grad_input, or to its sum in fixed point.
-__device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t at, double x) {
-    FixedPoint(job.fixed, job.places, job.terms).add(at, x);
-}
-template <typename T>
-__device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
-    if (job.fixed) return add_fixed(job, at, x);
-    add_one<T>(job.sum_dtype,
-               static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
-}
-
 /// Sums over the lanes of a point and writes the gradient to its coordinates.
 template <int D, typename A>
 __device__ inline void store_grad_grid(const GridSampleJob& job, const ThreadPoint& at,
@@ -328,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
         const int64_t sum_image = at.b * p.grad_input_stride[0];
         const int step = at.lanes * V, C = int(p.C);
         // All taps lie in the image, and are not mirrored or held at its border.
-        bool by_rows = in_rows(job) && point.axis[0].index[0] >= 0;
+        bool by_rows = job.whole_words && point.axis[0].index[0] >= 0;
 #pragma unroll
         for (int k = 1; k < kTaps; ++k)
             by_rows = by_rows && point.axis[0].index[k] == point.axis[0].index[0] + k;
@@ -362,6 +262,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
 #pragma unroll
                             for (int j = 0; j < 4; ++j) x[j] = weight[k + j] * grad[0];
                             add_row(
+                                job,
                                 static_cast<float*>(p.grad_input) + sum_image + sums.offset(k, c),
                                 x);
                         }

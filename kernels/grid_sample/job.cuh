@@ -50,6 +50,9 @@ struct GridSampleJob {
     AxisOf<double> exact_axes[3];
     unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
     int64_t places, terms;      // of those
+    // Of float32 sums whose pixels lie side by side along x: where their whole words of 16 bytes
+    // end; null for others.
+    const float* whole_words;
     // For who launches.
     int processors;  // of the GPU
     int shares;      // of the channels, in such a kernel

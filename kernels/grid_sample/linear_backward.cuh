@@ -196,8 +196,8 @@ __device__ __noinline__ int base_in_sums(const GridSampleJob& job, Coordinates<A
 }
 
 /// V = 1: a thread to a point, or, but for kRows, several. Neighbouring points in the same cell, or
-/// in the next along x, add up what goes to the same corners within the warp first. kRows: sums are
-/// as `in_rows` says.
+/// in the next along x, add up what goes to the same corners within the warp first. kRows: where
+/// job.whole_words is given.
 template <typename T, int D, int U, bool kRows>
 __global__ void __launch_bounds__(kThreads)
     linear_backward_any(const __grid_constant__ GridSampleJob job) {
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kThreads)
                 char* const second = row + job.sums.corner[k + 1];
                 if (kRows && (mine >> k & 3) == 3) {
                     const float both[] = {float(part[k]), float(part[k + 1])};
-                    add_row(reinterpret_cast<float*>(first), both);
+                    add_row(job, reinterpret_cast<float*>(first), both);
                     continue;
                 }
                 if (mine >> k & 1) add_one<T>(job.sum_dtype, first, part[k]);
@@ -430,7 +430,7 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
                              job, each, stream);
     };
     if constexpr (sizeof(T) < 8)
-        if (each == 32 && in_rows(job)) return launch(std::true_type{});
+        if (each == 32 && job.whole_words) return launch(std::true_type{});
     return launch(std::false_type{});
 }
 template <typename T, int V>

@@ -73,6 +73,11 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.input = steps_of(p, p.input_stride, element_size(p.dtype));
     job.sums = steps_of(p, p.grad_input_stride, element_size(job.sum_dtype));
     job.general = plan.fixed || !job.input.fits || !job.sums.fits;
+    const bool rows = p.grad_input && !plan.fixed && job.sum_dtype == DType::kFloat &&
+                      p.grad_input_stride[4] == 1 &&
+                      reinterpret_cast<uintptr_t>(p.grad_input) % 16 == 0;
+    const int64_t sums = p.B * p.C * voxel_count(p);
+    job.whole_words = rows ? static_cast<const float*>(p.grad_input) + sums / 4 * 4 : nullptr;
     job.same_steps = std::equal(job.input.step, job.input.step + 3, job.sums.step);
     const PointsView& points = p.grid_points;
     const int size = element_size(p.grid_dtype);

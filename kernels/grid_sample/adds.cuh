@@ -1,0 +1,104 @@
+// How grid_sample's CUDA kernels add to the gradient to the input: words of channels or of pixels,
+// pairs of 16 bits, single elements, sums in fixed point.
+#pragma once
+#include "fixed_point.cuh"
+#include "job.cuh"
+#include "short.cuh"
+
+/// to[0 ... V - 1] += x, in any order among threads.
+template <int V>
+__device__ inline void add_floats(float* to, const float* x) {
+    static_assert(V % 4 == 0, "whole words of 16 bytes");
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+    for (int j = 0; j < V; j += 4)
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j), "f"(x[j]),
+                     "f"(x[j + 1]), "f"(x[j + 2]), "f"(x[j + 3])
+                     : "memory");
+#else
+#pragma unroll
+    for (int j = 0; j < V; ++j) atomicAdd(to + j, x[j]);
+#endif
+}
+
+/// Adds two 16-bit elements to a word of memory, rounded at each addition.
+__device__ inline void add_pair(DType dtype, unsigned* to, float first, float second) {
+    if (dtype == DType::kHalf) {
+        const unsigned word = store<Half>(first).bits | unsigned(store<Half>(second).bits) << 16;
+        asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+        return;
+    }
+#if __CUDA_ARCH__ >= 900
+    const BFloat16 low = store<BFloat16>(first), high = store<BFloat16>(second);
+    const unsigned word = low.bits | unsigned(high.bits) << 16;
+    asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+#else
+    unsigned seen = *to, expected;
+    do {
+        expected = seen;
+        const float low = load(BFloat16{uint16_t(expected)}) + first;
+        const float high = load(BFloat16{uint16_t(expected >> 16)}) + second;
+        seen = atomicCAS(to, expected,
+                         store<BFloat16>(low).bits | unsigned(store<BFloat16>(high).bits) << 16);
+    } while (seen != expected);
+#endif
+}
+
+/// Adds to a 16-bit element: a word at a time, which is what the memory adds quickly.
+__device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
+    const auto address = reinterpret_cast<uintptr_t>(to);
+    const bool second = address & 2;
+    add_pair(dtype, reinterpret_cast<unsigned*>(address & ~uintptr_t(3)), second ? 0.f : x,
+             second ? x : 0.f);
+}
+
+/// Adds to an element of the gradient to elements T, in the type of its sums.
+template <typename T>
+__device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
+    // Not atomicAdd, which asks at run time whether an address is one of shared memory.
+    if constexpr (sizeof(T) == 8)
+        asm volatile("red.global.add.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
+    else if (sizeof(T) == 4 || dtype == DType::kFloat)
+        asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+    else
+        add_16bit(dtype, to, x);
+}
+
+/// to[0 ... K - 1] += x, K up to four, of pixels along x where job.whole_words says that they lie
+/// side by side: in words of 16 bytes, as the L2 cache takes a request for each, with zeros beside
+/// them. Not beyond the last whole word of the sums.
+template <int K>
+__device__ inline void add_row(const GridSampleJob& job, float* to, const float (&x)[K]) {
+#if __CUDA_ARCH__ >= 900
+    const int place = int(reinterpret_cast<uintptr_t>(to) / sizeof(float) & 3);
+    const bool two = place + K > 4;
+    if (to - place + (two ? 8 : 4) <= job.whole_words) {
+        float word[4], next[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            word[j] = next[j] = 0;
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (k <= j && place == j - k) word[j] = x[k];
+                if (k > j && place == 4 + j - k) next[j] = x[k];
+            }
+        }
+        add_floats<4>(to - place, word);
+        if (two) add_floats<4>(to - place + 4, next);
+        return;
+    }
+#endif
+#pragma unroll
+    for (int k = 0; k < K; ++k) add_one<float>(DType::kFloat, to + k, x[k]);
+}
+
+/// Adds to element `at` of p.grad_input, or to its sum in fixed point.
+__device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t at, double x) {
+    FixedPoint(job.fixed, job.places, job.terms).add(at, x);
+}
+template <typename T>
+__device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
+    if (job.fixed) return add_fixed(job, at, x);
+    add_one<T>(job.sum_dtype,
+               static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
+}
