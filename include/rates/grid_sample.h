@@ -3,46 +3,63 @@
 #pragma once
 #include <cstdint>
 
-/// An H200's, from sweeps with each way forced in turn (cases at random, medians, cold L2 cache). A
-/// choice goes by ratios, which other GPUs are taken to share, until one has rates of its own.
+/// Of any job. An H200's, from sweeps with each way forced in turn (cases at random, medians, cold
+/// L2 cache). A choice goes by ratios, which other GPUs are taken to share, until one has rates of
+/// its own.
 struct GridSampleRates {
-    double turn = 10;           // of launching the pass that turns a field's channels last,
-    double stream = 2.6;        // and of the pass: MB each, read and written
-    double coherent = 2.2;      // a million rows of a channel's pixels that neighbours share,
-    double scattered = 6.5;     // that they do not share,
-    double cached = 2;          // and where the field fits in an L1 cache
-    double last = 3;            // scattered, where a pixel's channels lie side by side,
-    double last_byte = 0.01;    // and each byte of the pixel
-    double words = 7;           // a million rows of turned pixels of up to four channels,
-    double row = 12;            // of more,
-    double row_byte = 0.27;     // and each byte of these beyond a sector
-    double gain = 0.8;          // turning has to take less of, to be chosen,
-    double look = 0.65;         // and for a look at where points lie, which costs some 25 itself:
-    double least = 200;         // where scattered points would take so long
-    int64_t cache = 45000;      // bytes
-    float near = 12, far = 32;  // sectors that 32 points lie in, coherent and scattered ones
-    double large = 50;          // MB of the L2 cache; and so much
-    double missed = 20;         // a million rows take more, where it holds none: from one of 500 MB
-    int64_t held = 256 << 10;   // bytes of an image that threads to a point read quicker
-    int64_t lonely = 5;         // pixels to a point, from where points have no neighbours,
-    double plane_field = 2e7;   // and bytes of a field of which channels are then read one by one:
-    double by_planes = 0.65;    // that takes of what scattered ones would
-    int64_t few = 1 << 15;      // points, below which a warp to 32 of them leaves a GPU idle
+    double small = 0.1;          // MB that an L1 cache holds of a field,
+    double large = 50;           // and the L2 cache
+    int64_t held = 256 << 10;    // bytes of an image that threads to a point read quicker
+    int64_t lonely = 5;          // pixels to a point, from where points have no neighbours,
+    double plane_field = 2e7;    // and bytes of a field of which channels are then read one by one
+    int64_t few = 1 << 15;       // points, below which a warp to 32 of them leaves a GPU idle
     int64_t filled = 132 << 10;  // threads that fill it
 };
 constexpr GridSampleRates kGridSampleRates;
 
-/// Of its gradients.
+/// Of reading a field as it is, or turned: channels last, padded to words. An H100's, fitted to the
+/// choices between both ways in 4,000 cases at random, turning at 1.3 times what it took, since
+/// most people's points neighbour. A million rows of a cell's pixels each take:
+struct GridSampleReadRates {
+    // As it is, in each channel: where neighbouring points share them; more where not; of what an
+    // L1 cache misses; of what the L2 cache misses.
+    double near, held, far, missed;
+    // The same of pixels whose channels lie side by side; missed ones a row, a channel.
+    double last_near, last_far, last_missed, last_missed_channel;
+    // Turned: the same of a row, and of each of its bytes beyond a sector.
+    double row_near, row_far, row_missed, byte_near, byte_far, byte_missed;
+    // The pass: its launch, its MB to a microsecond; and what a turned field's kernels take more of
+    // a million outputs.
+    double turn, stream, out;
+    double worth;  // what has to be saved by a look, which takes some 15
+};
+// clang-format off
+constexpr GridSampleReadRates kGridSampleForwardRates{
+    0.52, 0.6, 4.1, 8.9,
+    1.1, 1.7, 5.5, 1.8,
+    1.1, 6.6, 9.6, 0.042, 0.051, 0.16,
+    6.5, 1.5, 1,
+    30,
+};
+/// Of the gradient to the grid, whose slopes need the same pixels.
+constexpr GridSampleReadRates kGridSampleSlopeRates{
+    0.2, 0.42, 3.8, 16.5,
+    1.1, 1.3, 3.2, 2.2,
+    2.7, 3, 11.6, 0.021, 0.25, 0.96,
+    6.5, 1.2, 1.4,
+    30,
+};
+// clang-format on
+
+/// Of the gradient to the input, by an H200 where nothing else is said.
 struct GridSampleGradientRates {
-    double stream = 2.6, sectors = 3.7;  // MB of a pass, and of sectors that points need: each
-    double pair = 1.25, sector = 1.2;    // of a turned pixel, of a sector: what it takes of that
-    double last = 1.5;   // more, of the share of a sector that channels side by side use
-    double least = 100;  // a look pays where scattered points take so long
-    double held = 1e8;   // bytes of a field that threads to a point read quicker
-    double look = 2;     // sectors that 32 points lie in, in order;
-    float apart = 25;    // and up to which a turned image's rows still share them in the caches
-    double zeroed = 4.3, rounded = 4;        // MB of passes that turn nothing: each
-    double add_near = 5.3, add_far = 10;     // a million additions: of points in order, scattered,
+    double stream = 2.6;                     // MB of a pass that turns channels last,
+    double zeroed = 4.3, rounded = 4;        // of passes that turn nothing: each
+    double coherent = 2.2, scattered = 6.5;  // a million rows of a channel's pixels, as they are,
+    double words = 7, row = 12, row_byte = 0.27;  // and turned: of four channels; more, by bytes
+    double held = 1e8;                    // bytes of a field that threads to a point read quicker
+    double look = 2;                      // sectors that 32 points lie in, in order
+    double add_near = 5.3, add_far = 10;  // a million additions: of points in order, scattered,
     double word_near = 7.5, word_far = 8.6;  // and of words of four channels
     double missed = 35;   // that take more where the L2 cache holds no sums: of more than 500 MB
     double launches = 5;  // what passes take in any case

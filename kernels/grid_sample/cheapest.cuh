@@ -5,15 +5,29 @@
 
 namespace {
 
-/// Both ways, and when to take the second: always, never, or beyond so many sectors. The second
+/// Microseconds that a way takes by rates/grid_sample.h, beyond what all do: of points that share
+/// what they read with their neighbours, of points that share nothing.
+struct Cost {
+    double near = kUnknown, far = kUnknown;
+};
+
+/// What the second way saves, as a look judges it: `near`, and of the share of 32 neighbouring
+/// points that lie in sectors of their own `apart`; and `missed`, as far as these lie all over the
+/// field.
+struct Savings {
+    float near, apart, missed;
+};
+
+/// Beyond so many sectors that 32 points lie in.
+Savings beyond(float sectors) { return {(1 - sectors) / 31, 1, 0}; }
+
+/// Both ways, and when to take the second: always, never, or by a look at the points. The second
 /// turns channels last, or sums in shared memory (`field`, `runs`, which look at the points too).
 struct Plans {
     Plan plain, turned;
     enum { kPlain, kTurned, kProbe } take = kPlain;
-    float few = 0;
-    // Microseconds by rates/grid_sample.h: turned; as it is, with points that neighbour each other,
-    // that do not. Of the gradient to the input, what each takes beyond what all do.
-    double turning = kUnknown, near = kUnknown, far = kUnknown;
+    Savings saved{};
+    Cost as_it_is, turning;
     const char* why =
         "there is one way for this: channels side by side, one channel, few points, "
         "float64, bicubic or fixed point";
@@ -21,69 +35,61 @@ struct Plans {
 
 constexpr int64_t kChoiceBytes = 256;
 
+/// Chooses by what is read of the field: turned ones have one row where others have one for each
+/// channel, but take a pass of their own. What a call takes goes with the sectors that 32
+/// neighbouring points lie in; a look counts them where either way may lose more than that takes.
+Plans cheapest_read(const GridSampleParams& p, Plans plans, const GridSampleReadRates& r) {
+    const int size = element_size(p.dtype);
+    const int64_t pad = plans.turned.pad;
+    const bool nearest = p.interpolation == Interpolation::kNearest;
+    const double voxels = double(p.B) * voxel_count(p) * 1e-6;
+    const double field = voxels * p.C * size, copy = voxels * pad * size;  // MB
+    const double points = double(p.B) * p.P * 1e-6;
+    const double rows = points * (nearest ? 1 : 1 << (p.D - 1)), all = rows * p.C;
+    const auto missed = [](double bytes, double held) {
+        return bytes > held ? 1 - held / bytes : 0.;
+    };
+    const auto by_l1 = [&](double bytes) {
+        return missed(bytes / double(p.B), kGridSampleRates.small);
+    };
+    const auto by_l2 = [&](double bytes) { return missed(bytes, kGridSampleRates.large); };
+    Cost& plain = plans.as_it_is;
+    double plain_missed;
+    if (p.input_stride[1] == 1) {
+        plain.near = all * r.last_near;
+        plain.far = plain.near + all * r.last_far * by_l1(field);
+        plain_missed = rows * (r.last_missed + r.last_missed_channel * double(p.C)) * by_l2(field);
+    } else {
+        plain.near = all * r.near;
+        plain.far = plain.near + all * (r.held + r.far * by_l1(field));
+        plain_missed = all * r.missed * by_l2(field);
+    }
+    plain.far += plain_missed;
+    const double more = std::max<double>((nearest ? 1 : 2) * pad * size - 32, 0);  // than a sector
+    const double passes = r.turn + (field + copy) / r.stream + points * double(p.C) * r.out;
+    Cost& turned = plans.turning;
+    turned.near = passes + rows * (r.row_near + more * r.byte_near);
+    const double turned_missed = rows * (r.row_missed + more * r.byte_missed) * by_l2(copy);
+    turned.far = turned.near + rows * (r.row_far + more * r.byte_far) * by_l1(copy) + turned_missed;
+
+    const double near = plain.near - turned.near, far = plain.far - turned.far;  // saved
+    const double by_plain = std::max({near, far, 0.}), by_turned = std::max({-near, -far, 0.});
+    if (near < 0 && std::min(by_plain, by_turned) > r.worth) {
+        plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
+        const double missed = plain_missed - turned_missed;
+        plans.saved = {float(near), float(far - near - missed), float(missed)};
+    } else if (by_plain > by_turned) {
+        plans.take = Plans::kTurned, plans.why = "turning pays wherever the points lie";
+    } else {
+        plans.why = "turning costs more than it saves, or all takes too little time for a look";
+    }
+    return plans;
+}
+
 /// Microseconds of a million rows of two turned pixels of `pad` elements, of `size` bytes each.
 double rows_of(int64_t pad, int size) {
-    constexpr auto r = kGridSampleRates;
-    return pad == 4 ? r.words : r.row + r.row_byte * std::max(2. * pad * size - 32, 0.);
-}
-
-/// The two ways' costs, where channels are turned last or not: turned fields have one row where
-/// others have one for each channel, but take a pass of their own.
-Plans cheapest_read(const GridSampleParams& p, Plans plans) {
-    constexpr auto r = kGridSampleRates;
-    const int size = element_size(p.dtype);
-    const int64_t pad = plans.turned.pad, field = p.C * voxel_count(p) * size;
-    const bool nearest = p.interpolation == Interpolation::kNearest;
-    const double rows = double(p.B) * p.P * (nearest ? 1 : 1 << (p.D - 1)) * 1e-6;
-    const double each = rows_of(pad, size);
-    const double held = std::max(1., double(p.B) * p.C * voxel_count(p) * size * 1e-6);
-    const double missed = r.missed * std::max(0., 1 - r.large / held);
-    const double turned = r.turn +
-                          double(p.B) * voxel_count(p) * (p.C + pad) * size * 1e-6 / r.stream +
-                          rows * (each + missed);
-    const bool last = p.input_stride[1] == 1;
-    const double fetched =
-        last ? std::min(r.scattered, r.last + r.last_byte * double(p.C * size) + missed / p.C)
-             : r.scattered + missed;
-    const double coherent = rows * p.C * r.coherent;
-    const double scattered =
-        rows * p.C * (field <= r.cache ? r.cached : fetched) * (by_planes(p) ? r.by_planes : 1);
-    plans.turning = turned, plans.near = coherent, plans.far = scattered;
-    plans.why = "turning costs more than it saves";
-    if (nearest && last) return plans;  // a pixel is read at once as it is
-    if (turned < r.gain * std::min(coherent, scattered)) {
-        plans.take = Plans::kTurned, plans.why = "turning pays wherever the points lie";
-    } else if (turned < r.look * scattered && scattered > r.least) {
-        plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
-        plans.few = r.near + (r.far - r.near) * float((turned - coherent) / (scattered - coherent));
-    }
-    return plans;
-}
-
-/// Of the gradient to the grid turning pays where the sectors that scattered points fetch channel
-/// by channel outweigh the pass over the field.
-Plans cheapest_grid(const GridSampleParams& p, Plans plans) {
     constexpr auto r = kGridSampleGradientRates;
-    const int size = element_size(p.dtype), rows = 1 << (p.D - 1);
-    if (p.C * voxel_count(p) * size <= kGridSampleRates.cache) {
-        plans.why = "an L1 cache holds the field";
-        return plans;
-    }
-    const double points = double(p.B) * p.P * 1e-6, voxels = double(p.B) * voxel_count(p) * 1e-6;
-    const double pair = std::max<double>(2.0 * plans.turned.pad * size, 32);
-    const double turning = voxels * (p.C + plans.turned.pad) * size / r.stream +
-                           points * rows * pair * r.pair / r.sectors;
-    // For each sector that 32 neighbouring points lie in, in each row of each channel.
-    double sector = points * p.C * rows * r.sector / r.sectors;
-    if (p.input_stride[1] == 1) sector *= r.last * size / 32;  // one for several channels
-    plans.turning = turning, plans.near = r.look * sector, plans.far = 32 * sector;
-    plans.why = "turning costs more than it saves, or all takes too little time for a look";
-    if (p.C < 4 || turning > plans.far || plans.far < r.least) return plans;
-    plans.take = turning < plans.near ? Plans::kTurned : Plans::kProbe;
-    plans.why = plans.take == Plans::kProbe ? "it pays where points are scattered"
-                                            : "turning pays wherever the points lie";
-    plans.few = std::max(float(turning / sector), r.apart);
-    return plans;
+    return pad == 4 ? r.words : r.row + r.row_byte * std::max(2. * pad * size - 32, 0.);
 }
 
 /// Microseconds of a plan's passes over whole fields for the gradient to the input.
@@ -101,23 +107,22 @@ double passes_of(const GridSampleParams& p, const Plan& plan) {
 /// than the passes over the field take.
 Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     constexpr auto r = kGridSampleGradientRates;
-    constexpr auto read = kGridSampleRates;
     const bool nearest = p.interpolation == Interpolation::kNearest;
     const double taps = double(p.B) * p.P * (nearest ? 1 : 1 << p.D) * 1e-6;
     const double words = double(plans.turned.pad) / 4;
     const double sums = double(p.B) * p.C * voxel_count(p) * 4e-6;
-    const double missed = r.missed * std::max(0., 1 - read.large / sums);
+    const double missed = r.missed * std::max(0., 1 - kGridSampleRates.large / sums);
     double near = taps * (p.C * r.add_near - words * r.word_near);
     double held = taps * (p.C * r.add_far - words * r.word_far);  // scattered, in the L2 cache
     double far = held + taps * (p.C - words) * missed;
     if (plans.turned.copy) {
         const double rows = taps / 2, each = rows_of(plans.turned.pad, 4);
-        near += rows * (p.C * read.coherent - each);
-        const double read_far = rows * (p.C * read.scattered - each) / 2;
+        near += rows * (p.C * r.coherent - each);
+        const double read_far = rows * (p.C * r.scattered - each) / 2;
         held += read_far, far += read_far;
     }
     const double passes = passes_of(p, plans.turned) - passes_of(p, plans.plain) + r.launches;
-    plans.turning = passes, plans.near = near, plans.far = far;
+    plans.turning = {passes, passes}, plans.as_it_is = {near, far};
     plans.why = "passes over the field take longer than words of four channels save";
     if (plans.turned.V == 1 || p.B * p.P < r.few || passes > far) return plans;
     if (passes < near) {
@@ -127,7 +132,7 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
         plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
         // What the cache misses costs points that share nothing: not those between.
         const double share = held > near ? (passes - near) / (held - near) : 1;
-        plans.few = float(std::min(r.most, r.look + (32 - r.look) * share));
+        plans.saved = beyond(float(std::min(r.most, r.look + (32 - r.look) * share)));
     }
     return plans;
 }
@@ -148,7 +153,8 @@ Plans plans_of(const GridSampleParams& p) {
             plans.turned.sums = plans.turned.order = element_size(p.dtype) == 2;
             if (plans.turned.sums) plans.turned.sum_bytes = field_bytes(p, p.C * 4);
             plans.turned.pad = p.C;
-            plans.take = Plans::kProbe, plans.few = kGridSampleGradientRates.field_few;
+            plans.take = Plans::kProbe;
+            plans.saved = beyond(kGridSampleGradientRates.field_few);
             plans.why = "shared memory pays where points of the same pixels do not neighbour";
             return plans;
         }
@@ -158,7 +164,8 @@ Plans plans_of(const GridSampleParams& p) {
         p.P < 1024)
         return plans;
     plans.turned = plan_of(p, true);
-    return (!p.grad_out ? cheapest_read : p.grad_input ? cheapest_sums : cheapest_grid)(p, plans);
+    if (p.grad_input) return cheapest_sums(p, plans);
+    return cheapest_read(p, plans, p.grad_out ? kGridSampleSlopeRates : kGridSampleForwardRates);
 }
 
 /// The jobs that make one of the gradients.
@@ -174,7 +181,7 @@ GridSampleParams to_grid_of(GridSampleParams p) {
 /// True if both gradients are made one after the other: where sums lie in another order than the
 /// input, whose copy in that order would take longer than reading it as it is.
 bool is_apart(const GridSampleParams& p) {
-    constexpr auto r = kGridSampleRates;
+    constexpr auto r = kGridSampleGradientRates;
     if (!p.grad_input || !p.grad_grid || is_second(p) || p.deterministic || p.C == 1 ||
         p.dtype == DType::kDouble || p.interpolation != Interpolation::kLinear || !fits_last(p))
         return false;
@@ -184,7 +191,7 @@ bool is_apart(const GridSampleParams& p) {
     const bool added = input.take == Plans::kPlain && input.plain.V == 1;
     if (added || input.turned.runs || input.turned.field) return false;
     const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype) * 1e-6;
-    const double copy = (turned.copy_bytes * 1e-6 + field) / kGridSampleGradientRates.stream;
+    const double copy = (turned.copy_bytes * 1e-6 + field) / r.stream;
     const double rows = double(taps_of(p)) / 2 * 1e-6;
     return copy + rows * rows_of(turned.pad, 4) > rows * p.C * (r.coherent + r.scattered) / 2;
 }

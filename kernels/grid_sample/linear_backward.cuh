@@ -344,7 +344,7 @@ template <typename T, int D, int C, Narrow kLayout, bool kShared>
 __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
     grid_backward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
-    each_block<kLayout == Narrow::kWords>(job, [&](unsigned block) {
+    each_block(job, [&](unsigned block) {
         const GridSampleParams& p = job.p;
         const int lanes_log2 = kShared ? job.lanes_log2 : 0;
         const int thread = block * blockDim.x + threadIdx.x, in_warp = threadIdx.x % 32;
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
 template <typename T, int D>
 const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
     const auto launch = [&](auto kernel) {
-        return launch_points(kernel, job, 32 >> job.lanes_log2, stream);
+        return launch_points(kernel, job, 32 >> job.lanes_log2, stream, most_blocks(job, 256));
     };
     const bool last = job.narrow == Narrow::kLast;
     if (job.lanes_log2 > 0)
@@ -409,8 +409,7 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V == 4)
         if (job.alone)
             return launch_points(grid_backward<T, D, 4, Narrow::kWords, true>, job,
-                                 32 >> job.lanes_log2, stream,
-                                 job.choice ? 32 * job.processors : 0x7fffffff);
+                                 32 >> job.lanes_log2, stream, most_blocks(job, 32));
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);

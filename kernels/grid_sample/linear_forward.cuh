@@ -78,7 +78,7 @@ template <typename T, int D, int C, Narrow kLayout>
 __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
     narrow_forward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
-    each_block<kLayout == Narrow::kWords>(job, [&](unsigned block) {
+    each_block(job, [&](unsigned block) {
         const GridSampleParams& p = job.p;
         const int i = block * blockDim.x + threadIdx.x;
         if (i >= job.count) return;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int D>
 const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
     const auto launch = [&](auto kernel) {
-        return launch_points(kernel, job, 32, stream, 0x7fffffff, job.shares);
+        return launch_points(kernel, job, 32, stream, most_blocks(job, 256), job.shares);
     };
     if (job.narrow == Narrow::kLast)
         return job.p.C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
@@ -206,7 +206,7 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V == 4)
         if (job.words)
             return launch_points(narrow_forward<T, D, 4, Narrow::kWords>, job, 32, stream,
-                                 job.choice ? 32 * job.processors : 0x7fffffff, job.shares);
+                                 most_blocks(job, 32), job.shares);
     if constexpr (V > 1)
         return launch_points(linear_forward<T, V, D>, job, 32, stream, job.processors * 8);
     using S = Stored<T>;

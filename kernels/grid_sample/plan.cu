@@ -24,13 +24,13 @@ namespace {
 
 constexpr int kSamples = 64;  // rows of 32 neighbouring points
 
-/// Chooses 1 where 32 neighbouring points lie in more than `few` sectors on average, else 0.
+/// Chooses 1 where the second way saves anything, else 0. A field's pixels lie in so many sectors.
 template <int D>
-__global__ void __launch_bounds__(1024)
-    probe_kernel(const __grid_constant__ GridSampleJob job, float few, int* choice) {
-    __shared__ int sectors;
+__global__ void __launch_bounds__(1024) probe_kernel(const __grid_constant__ GridSampleJob job,
+                                                     Savings saved, float field, int* choice) {
+    __shared__ int sectors, reach;  // from the first sector to the last, in 4096 parts of a field
     follow();
-    if (threadIdx.x == 0) sectors = 0;
+    if (threadIdx.x == 0) sectors = 0, reach = 0;
     __syncthreads();
     constexpr int64_t kMost = 1 << 30;  // of the points, whose numbers are then an int
     const int lane = threadIdx.x % 32, count = int((job.p.P < kMost ? job.p.P : kMost) / 32);
@@ -51,17 +51,24 @@ __global__ void __launch_bounds__(1024)
         const int first = outside ? -1 : int(in_image / 32);
         const int next = outside ? -1 : int((in_image + job.input.corner[2]) / 32);
         bool new_first = true, new_next = true;  // no other's, nor one of a lane before
+        unsigned least = ~0u;
+        int most = -1;
 #pragma unroll 16
         for (int l = 0; l < 32; ++l) {
             const int other = __shfl_sync(~0u, first, l), before = __shfl_sync(~0u, next, l);
+            least = min(least, unsigned(other)), most = max(most, other);
             new_first &= l >= lane || other != first;
             new_next &= other != next && (l >= lane || before != next);
         }
         mine += new_first + (nearest ? new_first : new_next);
+        if (lane == 0 && most >= 0) atomicAdd(&reach, int(4096 * float(most - int(least)) / field));
     }
     atomicAdd(&sectors, mine);
     __syncthreads();
-    if (threadIdx.x == 0) *choice = float(sectors) > 2 * few * samples;
+    if (threadIdx.x != 0) return;
+    const float apart = (float(sectors) / float(2 * samples) - 1) / 31;
+    const float everywhere = fminf(1, float(reach) / float(1024 * samples));
+    *choice = saved.near + apart * (saved.apart + everywhere * saved.missed) > 0;
 }
 
 void set_points(GridSampleJob& job, const Plan& plan) {
@@ -318,9 +325,10 @@ static void tell(const GridSampleParams& p, const Plans& plans) {
     }
     tell_choice("grid_sample", p.grad_out ? "layout, of gradients" : "layout", names[plans.take],
                 plans.why,
-                {{names[Plans::kTurned], plans.turning},
-                 {"as it is, points in order", plans.near},
-                 {"as it is, points scattered", plans.far}});
+                {{"as it is, points in order", plans.as_it_is.near},
+                 {"turned, points in order", plans.turning.near},
+                 {"as it is, points scattered", plans.as_it_is.far},
+                 {"turned, points scattered", plans.turning.far}});
 }
 
 const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
@@ -342,8 +350,12 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     }
     GridSampleJob job{*p};
     set_points(job, plans.plain);
+    float field = 1;  // sectors
+    for (int d = 0; d < 3; ++d)
+        field += float(p->size[d] - 1) * float(p->input_stride[2 + d]) *
+                 float(element_size(p->dtype)) / 32;
     start(p->D == 3 ? probe_kernel<3> : probe_kernel<2>, 1, 1024, false, chain.stream, job,
-          plans.few, choice);
+          plans.saved, field, choice);
     chain.follows = chain.can;
     if (const char* error = launch_error()) return error;
     if (const char* error = run(*p, plans.plain, {choice, 0}, chain)) return error;
