@@ -136,9 +136,11 @@ def explained(function: Callable, args: tuple[Any, ...], named: dict[str, Any]) 
         costs = dict(choice.ways)
         model = us_text(costs.get(choice.taken, math.nan))
         table.rows.append((*head, choice.taken, model, choice.why))
+        # Where a way's cost goes by what a look finds, none has the name of the one taken.
+        beside = "not" if choice.taken in costs else "model:"
         for name, us in choice.ways:
             if name != choice.taken and not math.isnan(us):
-                table.rows.append(("", "", f"not {name}", us_text(us), ""))
+                table.rows.append(("", "", f"{beside} {name}", us_text(us), ""))
     if not found:
         table.rows.append((getattr(function, "__name__", "?"), "none", "", "", _NONE))
     return table
