@@ -1,7 +1,10 @@
 """One small call of every kernel: compute-sanitizer --tool memcheck python tests/compute_sanitizer.py."""
 
+import os
 import sys
 from itertools import product
+
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # each tensor ends where its memory ends
 
 import torch
 
@@ -123,12 +126,15 @@ def grids():
                 grid = torch.rand(1, points, *[1] * (D - 1), D, device="cuda") * spread * 2.2 - 1.1
                 out = torch.rand(1, 3, points, *[1] * (D - 1), device="cuda").to(dtype)
                 loader.grid_sample_bw(out, image, grid.to(dtype), output_mask=(True, True))
-    for C, dtype, begin in product((3, 5, 8, 66), (torch.float32, torch.float16), (0, 1)):  # turned
-        image = torch.rand(1, C + begin, 40, 41, 43, device="cuda").to(dtype)[:, begin:]
+    # Turned, from channels that neighbour, from whole volumes and from rows of them.
+    for C, dtype, begin in product((3, 5, 8, 20, 66), (torch.float32, torch.float16), (0, 1)):
+        room = torch.rand(1, C + begin, 13, 40, 131, device="cuda").to(dtype)
         grid = torch.rand(1, 1, 1, 300_000, 3, device="cuda") * 2.2 - 1.1
-        out = loader.grid_sample(image, grid)
-        for mask in MASKS:
-            loader.grid_sample_bw(out, image, grid, output_mask=mask)
+        last = room[:, begin:].contiguous(memory_format=torch.channels_last_3d)
+        for image in (room[:, begin:], room[:, begin:, ..., 1:], last):
+            out = loader.grid_sample(image, grid)
+            for mask in MASKS:
+                loader.grid_sample_bw(out, image, grid, output_mask=mask)
 
 
 if __name__ == "__main__":

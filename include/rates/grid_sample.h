@@ -57,14 +57,14 @@ struct GridSampleGradientRates {
     double zeroed = 4.3, rounded = 4;        // of passes that turn nothing: each
     double coherent = 2.2, scattered = 6.5;  // a million rows of a channel's pixels, as they are,
     double words = 7, row = 12, row_byte = 0.27;  // and turned: of four channels; more, by bytes
-    double held = 1e8;                    // bytes of a field that threads to a point read quicker
-    double look = 2;                      // sectors that 32 points lie in, in order
-    double add_near = 5.3, add_far = 10;  // a million additions: of points in order, scattered,
+    double look = 2;                              // sectors that 32 points lie in, in order
+    double add_near = 5.3, add_far = 10;     // a million additions: of points in order, scattered,
     double word_near = 7.5, word_far = 8.6;  // and of words of four channels
     double missed = 35;   // that take more where the L2 cache holds no sums: of more than 500 MB
     double launches = 5;  // what passes take in any case
     int64_t short_zeros = 16 << 20;  // bytes, up to which a kernel writes them that others follow
-    int64_t few = 1 << 14;           // points, below which a warp to 32 of them leaves a GPU idle,
+    int64_t few = 1 << 14;           // points, below which a warp to 32 of them leaves a GPU idle;
+    int64_t few_words = 1 << 16;     // to the grid alone,
     int64_t few_sums = 1 << 17;  // and elements of theirs, below which launches decide, not work
     // Pixels to a point, beyond which passes in float do not pay, and those that turn.
     double rare = 128, rare_nearest = 32, sparse = 4;

@@ -4,7 +4,8 @@
 
 template <typename T>
 const char* backward(GridSampleJob& job, int V, cudaStream_t stream) {
-    return (V == 4 ? launch_backward<T, 4> : launch_backward<T, 1>)(job, stream);
+    if (V == 8 && !job.alone) return launch_words_to_grid<T, 8>(job, stream);
+    return (V > 1 ? launch_backward<T, 4> : launch_backward<T, 1>)(job, stream);
 }
 
 const char* grid_sample_backward_16bit(GridSampleJob& job, int V, cudaStream_t stream) {

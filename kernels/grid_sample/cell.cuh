@@ -340,3 +340,43 @@ struct Stage {
     /// Channel j of thread `lane` of a group. Groups and lanes then lie in different banks.
     __device__ T* row(int lane, int j, int lanes) { return at[j * lanes + lane]; }
 };
+
+/// Blocks to an SM of kernels that share words out: registers for what a thread has under way.
+template <int V, int D>
+constexpr int kWordBlocks = (D == 3 ? 6 : 8) - (V == 8);
+
+constexpr int kMostWords = 8;  // of a point, that are staged at a time: half of them with slopes
+
+/// The words of V channels of a warp's 32 points, `words` of each, and which of them a thread has
+/// next: neighbouring threads have neighbouring words, then the next point's.
+struct WordOf {
+    int point, word;
+
+    __device__ explicit WordOf(int words)
+        : point(int(threadIdx.x) % 32 / words), word(int(threadIdx.x) % 32 - point * words) {}
+    __device__ void advance(int words) {
+        const int points = 32 / words;
+        point += points, word += 32 - points * words;
+        if (word >= words) word -= words, ++point;
+    }
+};
+
+/// Those channels in shared memory: a row of 32 points for each.
+template <typename T, int V>
+struct WordStage {
+    T* at;
+    int words, pitch;
+
+    /// Elements of a row: threads that have neighbouring words are in different banks.
+    HD static constexpr int pitch_of(int words) {
+        return sizeof(T) == 2 ? 40 : 32 + (31 + words) / words;
+    }
+    HD static constexpr int elements(int words) { return V * words * pitch_of(words); }
+
+    __device__ WordStage(void* memory, int words)
+        : at(static_cast<T*>(memory) + threadIdx.x / 32 * elements(words)),
+          words(words),
+          pitch(pitch_of(words)) {}
+    /// Channel j of a word.
+    __device__ T* row(int word, int j) const { return at + (j * words + word) * pitch; }
+};

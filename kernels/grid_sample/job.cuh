@@ -63,6 +63,7 @@ struct GridSampleJob {
     bool words;    // a thread takes a point, four channels of it in one word
     bool planes;   // channel after channel, where they are no neighbours
     bool follows;  // kernels that add to p.grad_input follow one of the same call, see `start`
+    int together;  // words of a point's channels that a warp stages at a time
 
     template <typename A>
     __device__ const AxisOf<A>& axis(int d) const {
@@ -85,16 +86,17 @@ __device__ inline void follow() {
 #endif
 }
 
-/// Launches a kernel. `follows`: behind another kernel, on a GPU of sm_90 or later. Its blocks are
-/// then made ready while those of the other end, and wait in `follow`; what the other writes they
-/// must not read by `load_constant`.
+/// Launches a kernel, with so many bytes of dynamic shared memory. `follows`: behind another
+/// kernel, on a GPU of sm_90 or later. Its blocks are then made ready while those of the other end,
+/// and wait in `follow`; what the other writes they must not read by `load_constant`.
 template <typename... Params, typename... Args>
-inline void start(void (*kernel)(Params...), dim3 blocks, int threads, bool follows,
+inline void start(void (*kernel)(Params...), dim3 blocks, int threads, int shared, bool follows,
                   cudaStream_t stream, const Args&... args) {
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{blocks, dim3(unsigned(threads)), 0, stream, &overlap, follows};
+    cudaLaunchConfig_t config{blocks, dim3(unsigned(threads)), size_t(shared), stream, &overlap,
+                              follows};
     cudaLaunchKernelEx(&config, kernel, args...);
 }
 
@@ -143,10 +145,11 @@ HD inline int element_size(DType dtype) {
 }
 
 /// Launches `kernel` for all points, `each` of them to 32 threads, in at most so many blocks;
-/// blockIdx.z is the share of the channels where there are several.
+/// blockIdx.z is the share of the channels where there are several. `shared`: bytes of dynamic
+/// shared memory.
 template <typename Kernel>
 inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cudaStream_t stream,
-                                 int64_t most = 0x7fffffff, int shares = 1) {
+                                 int64_t most = 0x7fffffff, int shares = 1, int shared = 0) {
     constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535;
     GridSampleParams& p = job.p;
     const void* const grid_begin = p.grid;
@@ -162,7 +165,7 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
             job.blocks = unsigned(blocks);
             const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images),
                              unsigned(shares));
-            start(kernel, grids, block * 32, job.follows, stream, job);
+            start(kernel, grids, block * 32, shared, job.follows, stream, job);
         }
     }
     return launch_error();

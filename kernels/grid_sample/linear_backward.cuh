@@ -3,6 +3,7 @@
 #pragma once
 #include "cell.cuh"
 #include "general.cuh"
+#include "words_to_grid.cuh"
 
 /// Times 32 points that a warp takes in the backward: a group of few threads takes several of the
 /// points of a line one after the other.
@@ -410,6 +411,8 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
         if (job.alone)
             return launch_points(grid_backward<T, D, 4, Narrow::kWords, true>, job,
                                  32 >> job.lanes_log2, stream, most_blocks(job, 32));
+    if constexpr (V > 1)
+        if (!job.p.grad_input) return launch_words_to_grid<T, V>(job, stream);
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);

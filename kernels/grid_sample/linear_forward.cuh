@@ -7,22 +7,52 @@
 // no faster on an H200.
 //
 // linear_forward: many channels that lie side by side. A warp works on 32 points at a time. Each
-// thread finds the cell of one point; then groups of threads share the channels of a point, V at a
-// time, and take its cell by shuffles, so that finding cells costs as little as with one thread to
-// a point.
+// thread finds the cell of one point; then threads share out the points' words of V channels, and
+// take their cells by shuffles, so that finding cells costs as little as with one thread to a
+// point.
 #pragma once
 #include "cell.cuh"
 #include "general.cuh"
 
-/// V > 1. A warp takes 32 points at a time, a group of threads as many of them as it has threads.
+/// Writes the channels of a warp's 32 points, all that `stage` has from channel c0 on, to
+/// out[channel * P + point]. 16-bit ones are written in pairs where points lie so in memory.
+template <typename T, int V>
+__device__ inline void write_words(const WordStage<T, V>& stage, T* out, int64_t P, int c0, int C,
+                                   int points, bool pairs) {
+    const int in_warp = threadIdx.x % 32;
+    if (sizeof(T) == 2 && pairs) {
+        const int side = in_warp / 16, point = in_warp % 16 * 2;
+        const bool inside = point < points;
+        T* to = out + (c0 + side) * P + point;
+#pragma unroll 1
+        for (int w = 0; w < stage.words; ++w) {
+            const T* from = stage.row(w, side) + point;
+#pragma unroll
+            for (int j = 0; j < V; j += 2, to += 2 * P, from += 2 * stage.words * stage.pitch)
+                if (inside && c0 + w * V + j + side < C)
+                    *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
+        }
+        return;
+    }
+    T* to = out + c0 * P + in_warp;
+#pragma unroll 1
+    for (int w = 0; w < stage.words; ++w) {
+        const T* from = stage.row(w, 0) + in_warp;
+#pragma unroll
+        for (int j = 0; j < V; ++j, to += P, from += stage.words * stage.pitch)
+            if (in_warp < points && c0 + w * V + j < C) *to = *from;
+    }
+}
+
+/// V > 1: words of V channels that lie side by side.
 template <typename T, int V, int D>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     linear_forward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
-    __shared__ Stage<T, V> stages[kThreads / 32];
+    extern __shared__ uint4 staging[];
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
-    const int in_warp = threadIdx.x % 32, lanes = 1 << job.lanes_log2;
+    const int in_warp = threadIdx.x % 32, words = job.together;
     const int stride = blockDim.x * gridDim.x, C = int(p.C);
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     const int64_t b = job.image + blockIdx.y;
@@ -30,44 +60,38 @@ __global__ void __launch_bounds__(kThreads)
     const auto coordinates = [&](int i) {
         return Coordinates<A, D>(job, grid, i < job.count ? i : job.count - 1);
     };
-    const int lane = in_warp & (lanes - 1), first = in_warp - lane;
-    const char* in =
-        static_cast<const char*>(p.input) + (b * p.input_stride[0] + lane * V) * int(sizeof(T));
-    T* out = static_cast<T*>(p.out) + b * p.C * p.P + job.first + i;
-    Stage<T, V>& stage = stages[threadIdx.x / 32];
-    T* const staged = &stage.row(lane, 0, lanes)[first];
+    const char* in = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T));
+    T* out = static_cast<T*>(p.out) + b * p.C * p.P + job.first;
+    const bool pairs = (reinterpret_cast<uintptr_t>(out) | p.P * sizeof(T)) % (2 * sizeof(T)) == 0;
+    const WordStage<T, V> stage(staging, words);
     Coordinates<A, D> next = coordinates(i);
 #pragma unroll 1
-    for (; i - in_warp < job.count; i += stride, out += stride) {
+    for (; i - in_warp < job.count; i += stride) {
         const Cell<A, D> own = cell_of<false>(job, job.input, next);
         next = coordinates(i + stride);
-        T* to = out;
 #pragma unroll 1
-        for (int c0 = 0; c0 < C; c0 += V * lanes) {
+        for (int c0 = 0; c0 < C; c0 += V * words) {
+            WordOf of(words);
 #pragma unroll 1
-            for (int r = 0; r < lanes; ++r) {
-                const Cell<A, D> cell = own.from(first + r);
-                if (c0 + lane * V >= C) continue;
+            for (int r = 0; r < words; ++r, of.advance(words)) {
+                const Cell<A, D> cell = own.from(of.point);
+                const int c = c0 + of.word * V;
+                if (c >= C) continue;
                 A weight[1 << D];
                 cell.weights(weight);
                 Vector<T, V> value[1 << D];
-                load_corners(job.input, in + c0 * int(sizeof(T)), cell, value);
+                load_corners(job.input, in + c * int(sizeof(T)), cell, value);
+                T* to = stage.row(of.word, 0) + of.point;
 #pragma unroll
-                for (int j = 0; j < V; ++j) {
+                for (int j = 0; j < V; ++j, to += words * stage.pitch) {
                     A sum = 0;
 #pragma unroll
                     for (int k = 0; k < 1 << D; ++k) sum += weight[k] * load(value[k].at[j]);
-                    staged[j * lanes * 33 + r] = store<T>(sum);
+                    *to = store<T>(sum);
                 }
             }
             __syncwarp();
-            const bool full = c0 + V * lanes <= C;
-#pragma unroll 1
-            for (int l = 0; l < lanes; ++l)
-#pragma unroll
-                for (int j = 0; j < V; ++j, to += p.P)
-                    if (i < job.count && (full || c0 + l * V + j < C))
-                        *to = stage.row(l, j, lanes)[in_warp];
+            write_words(stage, out + (i - in_warp), p.P, c0, C, job.count - (i - in_warp), pairs);
             __syncwarp();
         }
     }
@@ -164,6 +188,14 @@ __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < R; ++r, out += points) {
         if (r > 0 && i0 + r * points >= job.count) return;
         const Cell<A, D> cell = cell_of<false>(job, job.input, at[r]);
+        if (p.interpolation == Interpolation::kNearest) {
+            const char* first = in + int64_t(cell.base) * job.input.unit;
+#pragma unroll 4
+            for (int c = in_warp >> (5 - job.lanes_log2); c < C; c += lanes)
+                out[c * p.P] =
+                    cell.valid(0) ? *reinterpret_cast<const T*>(first + c * c_step) : T{};
+            continue;
+        }
         A weight[1 << D];
         cell.weights(weight);
 #pragma unroll 1
@@ -207,8 +239,11 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
         if (job.words)
             return launch_points(narrow_forward<T, D, 4, Narrow::kWords>, job, 32, stream,
                                  most_blocks(job, 32), job.shares);
-    if constexpr (V > 1)
-        return launch_points(linear_forward<T, V, D>, job, 32, stream, job.processors * 8);
+    if constexpr (V > 1) {
+        const int bytes = kThreads / 32 * WordStage<T, V>::elements(job.together) * int(sizeof(T));
+        return launch_points(linear_forward<T, V, D>, job, 32, stream,
+                             job.processors * kWordBlocks<V, D>, 1, bytes);
+    }
     using S = Stored<T>;
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(wide_forward<S, D>, job, each, stream);

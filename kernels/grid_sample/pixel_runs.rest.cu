@@ -195,7 +195,7 @@ const char* run(const GridSampleJob& job, const PixelRuns& runs, cudaStream_t st
     list_kernel<D><<<listers, kRunThreads, 0, stream>>>(job, runs);
     const dim3 summers(unsigned(runs.count), unsigned(runs.last ? 1 : p.C));
     const auto kernel = runs.last ? sum_kernel<D, true> : sum_kernel<D, false>;
-    start(kernel, summers, kRunThreads, job.follows, stream, job, runs);
+    start(kernel, summers, kRunThreads, 0, job.follows, stream, job, runs);
     return launch_error();
 }
 

@@ -105,6 +105,9 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.reads = reads_input(p);
     job.planes = by_planes(p) && job.narrow == Narrow::kPlanar;
     job.words = p.C <= 4 || takes_points(p);
+    const int words = int(ceil_div(p.C, plan.V));
+    const int most = p.grad_out ? kMostWords / 2 : kMostWords;
+    job.together = int(ceil_div(words, ceil_div(words, most)));
     job.shares = job.planes ? int(p.C) : shares_of(p);
 }
 
@@ -134,7 +137,7 @@ const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSam
     if (same) {
         const int64_t blocks =
             std::min<int64_t>(ceil_div(count, 16 / sizeof(T) * kTurners * 2), 16 * job.processors);
-        start(round_kernel<T>, unsigned(blocks), kTurners, chain.follows, chain.stream,
+        start(round_kernel<T>, unsigned(blocks), kTurners, 0, chain.follows, chain.stream,
               static_cast<const float*>(job.p.grad_input), static_cast<T*>(caller.grad_input),
               count, choice);
         return launch_error();
@@ -354,7 +357,7 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     for (int d = 0; d < 3; ++d)
         field += float(p->size[d] - 1) * float(p->input_stride[2 + d]) *
                  float(element_size(p->dtype)) / 32;
-    start(p->D == 3 ? probe_kernel<3> : probe_kernel<2>, 1, 1024, false, chain.stream, job,
+    start(p->D == 3 ? probe_kernel<3> : probe_kernel<2>, 1, 1024, 0, false, chain.stream, job,
           plans.saved, field, choice);
     chain.follows = chain.can;
     if (const char* error = launch_error()) return error;

@@ -68,6 +68,12 @@ AxisOf<A> axis_of(const GridSampleParams& p, int d) {
     return {scale, shift, 0, last};
 }
 
+/// Channels to a word of a turned field: a few are not padded to many.
+int turned_word(const GridSampleParams& p) {
+    const bool even = ceil_div(p.C, 4) % 2 == 0, many = p.C > 40 && !p.grad_out;
+    return element_size(p.dtype) == 2 && p.C > 4 && (even || many) ? 8 : 4;
+}
+
 /// One way to do a job.
 struct Plan {
     bool copy = false;   // of the input, channels last
@@ -185,14 +191,15 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
     } else if (!p.grad_out) {
         plan.V = vector_of(p, p.input, p.input_stride);
         plan.copy = turn;
-        if (turn) plan.V = size == 2 && p.C > 4 ? 8 : 4;
+        if (turn) plan.V = turned_word(p);
         // Those whose kernel has a thread for each point take four at a time.
         if (takes_points(p)) plan.V = std::min(plan.V, 4);
     } else if (second || p.dtype == DType::kDouble) {
         plan.sums = plan.order = size == 2 && p.grad_input;
     } else if (!p.grad_input) {
         plan.copy = turn;
-        plan.V = last || turn ? 4 : 1;
+        plan.V = turn ? turned_word(p) : vector_of(p, p.input, p.input_stride);
+        if (p.interpolation == Interpolation::kCubic) plan.V = std::min(plan.V, 4);
     } else {
         const bool dense = is_dense(p);
         const bool direct =
@@ -231,12 +238,10 @@ Narrow narrow_of(const GridSampleParams& p) {
 
 /// Whether the kernel for the gradient to the grid alone does the job, in words or not.
 bool grid_alone(const GridSampleParams& p) {
-    const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype);
-    const bool held = field < kGridSampleGradientRates.held;
     return p.grad_grid && !p.grad_input && !is_second(p) && p.dtype != DType::kDouble &&
            p.interpolation == Interpolation::kLinear && narrow_of(p) != Narrow::kNot &&
-           (vector_of(p, p.input, p.input_stride) < 4 || p.B * p.P < kGridSampleGradientRates.few ||
-            held);
+           (vector_of(p, p.input, p.input_stride) < 4 || p.C == 4 ||
+            p.B * p.P < kGridSampleGradientRates.few_words);
 }
 
 /// Threads that share a point.

@@ -111,15 +111,20 @@ __device__ void store_up_to(T* to, int64_t first, int64_t count, const Vector<T,
         if (first + j < count) to[first + j] = x.at[j];
 }
 
-/// A tensor whose voxels neighbour each other, and one whose voxels' rows, of whole words of four
-/// channels, follow one another: the channels of one are those of the other, turned in tiles.
+/// A tensor with runs of voxels that neighbour each other, and one whose voxels' rows, of whole
+/// words of four channels, follow one another: the channels of one are those of the other, turned
+/// in tiles.
 template <typename Planar, typename Last>
 struct Turned {
     Planar* planar;
     Last* last;
-    int64_t b_stride, c_stride, voxels;  // of `planar`; elements
+    int64_t b_stride, c_stride, voxels;  // of `planar`; elements, of a run
+    PointsView places;                   // of its voxels, run after run
     int C, row;                          // channels of `planar`, elements of a row of `last`
-    int groups_log2, wide_log2;          // of a tile: words of four channels, voxels
+    int groups, wide_log2;               // of a tile: words of four channels, voxels
+    int turn_log2;                       // 8 words change places by so many for each of them
+    int span;                            // voxels of a tile that are one's own
+    unsigned runs;                       // of an image
     unsigned across, deep, tiles;        // tiles side by side, one behind another, in all
     const void* end;                     // of `planar`
 
@@ -129,22 +134,27 @@ struct Turned {
     /// Where a tile has channel c of voxel v, in a row of so many elements. Words of 16 bytes
     /// change places within a row, by channel: a warp's channels of a few voxels then lie in
     /// different banks.
-    __device__ int at(int c, int v, int wide) const {
-        const int turn = (c / 4) << (3 - groups_log2) & 7;
-        return c * wide + (v / kWord ^ turn) * kWord + v % kWord;
+    __device__ int at(int c, int v, int wide) const { return c * wide + (v ^ turned(c)); }
+    __device__ int turned(int c) const { return ((c / 4) << turn_log2 & 7) * kWord; }
+    /// Calls body(c, v, step) for a thread's words of four channels: c, of voxels v, v + step, ...
+    /// Neighbouring threads have neighbouring words of `last`.
+    template <typename Body>
+    __device__ void each_word(const Body& body) const {
+        const int v = threadIdx.x / groups, step = kTurners / groups;
+        if (v < step) body(int(threadIdx.x - v * groups) * 4, v, step);
     }
     /// Calls body(planar, last, c0, voxels) for each of a block's tiles: where they begin. Tiles of
     /// the same voxels come one after the other, since they share sectors of `last`.
     template <typename Body>
     __device__ void each_tile(const Body& body) const {
         for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-            const unsigned block = index / deep;
-            const int64_t v0 = int64_t(block % across) << wide_log2, b = block / across;
-            const int c0 = int(index - block * deep) << (2 + groups_log2);
-            const int64_t left = voxels - v0;
+            const unsigned block = index / deep, run = block / across, b = run / runs;
+            const int64_t v0 = int64_t(block - run * across) * span, left = voxels - v0;
+            const int c0 = int(index - block * deep) * groups * 4;
+            const int64_t from = b * b_stride + places.at((run - b * runs) * voxels) + v0;
             __syncthreads();
-            body(planar + b * b_stride + c0 * c_stride + v0, last + (b * voxels + v0) * row + c0,
-                 c0, left < 1 << wide_log2 ? int(left) : 1 << wide_log2);
+            body(planar + c0 * c_stride + from, last + (run * voxels + v0) * row + c0, c0,
+                 left < span ? int(left) : span);
         }
     }
 };
@@ -158,39 +168,49 @@ __global__ void __launch_bounds__(kTurners, 8)
     turn_last(const __grid_constant__ Turned<const T, T> job, Choice choice) {
     if (choice.idle()) return;
     constexpr int kWord = job.kWord, kSpare = 8 * kWord;  // 8 words: those that change places
-    __shared__ alignas(16) T tile[job.kElements + 32 * kSpare];
-    const int wide = (1 << job.wide_log2) + kSpare, channels = 4 << job.groups_log2;
-    const int words = (1 << job.wide_log2) / kWord + 1;
+    constexpr int kMost = 128 / sizeof(T);                // channels
+    __shared__ alignas(16) T tile[job.kElements + kMost * kSpare];
+    const int wide = (1 << job.wide_log2) + kSpare;
     const auto end = reinterpret_cast<uintptr_t>(job.end);
     job.each_tile([&](const T* planar, T* last, int c0, int most) {
         const auto begin = reinterpret_cast<uintptr_t>(planar);
+        const int channels = min(4 * job.groups, job.row - c0), words = int(ceil_div(most, kWord));
         const auto before = [&](int c) {  // elements of the first word that are not the channel's
             const unsigned offset = unsigned(c) * unsigned(job.c_stride) * sizeof(T);
             return int((unsigned(begin) + offset) % 16 / sizeof(T));
         };
-        for (int c = threadIdx.x / 32; c < channels; c += kTurners / 32) {
+        const auto fetch = [&](int c, int w) {
             const uintptr_t first = (begin + c * job.c_stride * sizeof(T)) & ~uintptr_t(15);
-            const int real = c0 + c < job.C ? words : 0;
-            for (int w = threadIdx.x % 32; w < words; w += 32) {
-                const uintptr_t from = first + 16 * w;
-                const bool there = w < real && from < end;
-                const int missing = !there ? 16 : end - from < 16 ? 16 - int(end - from) : 0;
-                __pipeline_memcpy_async(tile + job.at(c, w * kWord, wide),
-                                        reinterpret_cast<const void*>(there ? from : first), 16,
-                                        missing);
-            }
-        }
+            const uintptr_t from = first + 16 * w;
+            const bool there = c0 + c < job.C && from < end;
+            const int missing = !there ? 16 : end - from < 16 ? 16 - int(end - from) : 0;
+            __pipeline_memcpy_async(tile + job.at(c, w * kWord, wide),
+                                    reinterpret_cast<const void*>(there ? from : begin & ~15ull),
+                                    16, missing);
+        };
+        for (int c = threadIdx.x / 32; c < channels; c += kTurners / 32)
+            for (int w = threadIdx.x % 32; w < words; w += 32) fetch(c, w);
+        // Where channels do not begin with a word they end in one more.
+        if (int(threadIdx.x) < channels && before(threadIdx.x)) fetch(threadIdx.x, words);
         __pipeline_commit();
         __pipeline_wait_prior(0);
         __syncthreads();
-#pragma unroll 2
-        for (int i = threadIdx.x; i < most << job.groups_log2; i += kTurners) {
-            const int v = i >> job.groups_log2, c = (i & (channels / 4 - 1)) * 4;
-            Vector<T, 4> word;
+        job.each_word([&](int c, int v, int step) {
+            if (c >= channels) return;
+            const int turned = job.turned(c);
+            int first[4];
 #pragma unroll
-            for (int e = 0; e < 4; ++e) word.at[e] = tile[job.at(c + e, v + before(c + e), wide)];
-            if (c0 + c < job.row) store_vector(last + int64_t(v) * job.row + c, word);
-        }
+            for (int e = 0; e < 4; ++e) first[e] = before(c + e);
+            const T* const row = tile + c * wide;
+            T* to = last + int64_t(v) * job.row + c;
+#pragma unroll 2
+            for (; v < most; v += step, to += step * job.row) {
+                Vector<T, 4> word;
+#pragma unroll
+                for (int e = 0; e < 4; ++e) word.at[e] = row[e * wide + ((v + first[e]) ^ turned)];
+                store_vector(to, word);
+            }
+        });
     });
 }
 
@@ -200,29 +220,28 @@ __global__ void __launch_bounds__(kTurners, 6)
     turn_first(const __grid_constant__ Turned<To, const From> job, Choice choice) {
     if (choice.idle()) return;
     __shared__ alignas(16) To tile[job.kElements];
-    const int wide = 1 << job.wide_log2, groups = 1 << job.groups_log2;
+    const int wide = 1 << job.wide_log2;
     job.each_tile([&](To* planar, const From* last, int c0, int most) {
-        for (int i0 = threadIdx.x; i0 < most << job.groups_log2; i0 += kTogether * kTurners) {
-            Vector<From, 4> word[kTogether];
+        job.each_word([&](int c, int v, int step) {
+            if (c0 + c >= job.C) return;
+            for (; v < most; v += kTogether * step) {
+                Vector<From, 4> word[kTogether];
 #pragma unroll
-            for (int j = 0; j < kTogether; ++j) {
-                const int i = i0 + j * kTurners, v = i >> job.groups_log2,
-                          c = (i & (groups - 1)) * 4;
-                if (v < most && c0 + c < job.C)
-                    word[j] = load_constant<From, 4>(last + int64_t(v) * job.row + c);
+                for (int j = 0; j < kTogether; ++j)
+                    if (v + j * step < most)
+                        word[j] =
+                            load_constant<From, 4>(last + int64_t(v + j * step) * job.row + c);
+#pragma unroll
+                for (int j = 0; j < kTogether; ++j)
+                    if (v + j * step < most)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e)
+                            tile[job.at(c + e, v + j * step, wide)] =
+                                store<To>(load(word[j].at[e]));
             }
-#pragma unroll
-            for (int j = 0; j < kTogether; ++j) {
-                const int i = i0 + j * kTurners, v = i >> job.groups_log2,
-                          c = (i & (groups - 1)) * 4;
-                if (v >= most || c0 + c >= job.C) continue;
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    tile[job.at(c + e, v, wide)] = store<To>(load(word[j].at[e]));
-            }
-        }
+        });
         __syncthreads();
-        const int channels = min(groups * 4, job.C - c0);
+        const int channels = min(job.groups * 4, job.C - c0);
 #pragma unroll 4
         for (int i = threadIdx.x * W; i < channels << job.wide_log2; i += kTurners * W) {
             const int c = i >> job.wide_log2, v = i & (wide - 1);
@@ -270,26 +289,32 @@ __global__ void __launch_bounds__(kTurners)
 template <typename A, typename B>
 Turned<A, B> turned_of(const Voxels& planar, const Voxels& last, const GridSampleParams& p,
                        int processors) {
-    const int64_t voxels = int64_t(p.size[0]) * p.size[1] * p.size[2];
-    const int row = row_of(last, voxels, p.B);
+    const int64_t all = int64_t(p.size[0]) * p.size[1] * p.size[2], voxels = planar.at.count[1];
+    constexpr int64_t kLeast = 2048;  // elements of a tile that are worth its barriers
+    const int row = row_of(last, all, p.B);
     Turned<A, B> job{static_cast<A*>(planar.data), static_cast<B*>(last.data)};
     const bool whole =
         row > 0 && row % 4 == 0 && reinterpret_cast<uintptr_t>(last.data) % (4 * sizeof(B)) == 0;
-    const bool dense = planar.at.count[1] == voxels && planar.at.stride[2] == 1;
-    if (!dense || !whole || p.C == 1) return job;
-    int groups_log2 = 0, wide_log2 = 7;
-    while (4 << groups_log2 < row && groups_log2 < 3) ++groups_log2;
-    // Fewer at a time where less is left over, but whole sectors.
-    const auto covered = [row](int log2) { return ceil_div(row, 4 << log2) << log2; };
-    for (int log2 = groups_log2 - 1; log2 >= 1; --log2)
-        if (covered(log2) < covered(groups_log2)) groups_log2 = log2;
-    const int64_t deep = ceil_div(row, 4 << groups_log2);
-    const auto tiles = [&] { return ceil_div(voxels, 1 << wide_log2) * deep * p.B; };
-    while (8 << (groups_log2 + wide_log2) <= job.kElements && tiles() > 8 * processors) ++wide_log2;
+    if (planar.at.stride[2] != 1 || !whole || p.C == 1) return job;
+    // Whole rows, or parts of whole sectors that are as even as can be.
+    constexpr int64_t kSector = 32 / (4 * sizeof(B)), kMost = 4 * kSector;
+    const int64_t row_words = row / 4, even = ceil_div(row_words, ceil_div(row_words, kMost));
+    const int groups = int(even == row_words ? even : ceil_div(even, kSector) * kSector);
+    const int64_t deep = ceil_div(row_words, groups);
+    if (voxels != all && 4 * groups * std::min<int64_t>(voxels, 128) < kLeast) return job;
+    int wide_log2 = 7;
+    const auto across = [&] { return ceil_div(voxels, 1 << wide_log2); };
+    const auto tiles = [&] { return across() * deep * (all / voxels) * p.B; };
+    while (8 * groups << wide_log2 <= job.kElements && across() > 1 && tiles() > 8 * processors)
+        ++wide_log2;
     job.b_stride = planar.b_stride, job.c_stride = planar.c_stride, job.voxels = voxels;
-    job.C = int(p.C), job.row = row, job.groups_log2 = groups_log2, job.wide_log2 = wide_log2;
-    job.across = unsigned(ceil_div(voxels, 1 << wide_log2)), job.deep = unsigned(deep);
-    job.end = job.planar + (p.B - 1) * job.b_stride + (p.C - 1) * job.c_stride + voxels;
+    job.places = planar.at, job.runs = unsigned(all / voxels);
+    job.span = int(ceil_div(ceil_div(voxels, across()), job.kWord)) * job.kWord;
+    job.C = int(p.C), job.row = row, job.groups = groups, job.wide_log2 = wide_log2;
+    for (job.turn_log2 = 3; job.turn_log2 > 0 && groups > 8 >> job.turn_log2;) --job.turn_log2;
+    job.across = unsigned(across()), job.deep = unsigned(deep);
+    job.end = job.planar + (p.B - 1) * job.b_stride + (p.C - 1) * job.c_stride +
+              planar.at.at_inline(all - 1) + 1;
     job.tiles = tiles() <= 0x7fffffff ? unsigned(tiles()) : 0;
     return job;
 }
@@ -311,7 +336,8 @@ bool turn_words(const Voxels& from, const Voxels& to, const GridSampleParams& p,
         constexpr int kWord = job.kWord;
         const bool whole = reinterpret_cast<uintptr_t>(to.data) % 16 == 0 &&
                            job.voxels % kWord == 0 && job.c_stride % kWord == 0 &&
-                           job.b_stride % kWord == 0;
+                           job.b_stride % kWord == 0 && job.places.stride[0] % kWord == 0 &&
+                           job.places.stride[1] % kWord == 0;
         const auto kernel = whole ? turn_first<From, To, kWord> : turn_first<From, To, 1>;
         if (job.tiles) kernel<<<blocks(job.tiles), kTurners, 0, stream>>>(job, choice);
         return job.tiles > 0;
@@ -373,7 +399,7 @@ const char* zero(void* to, int64_t bytes, Choice choice, Chain& chain) {
         return launch_error();
     }
     const int64_t words = bytes / 16, blocks = ceil_div(words, kTurners) + 1;
-    start(zero_kernel, unsigned(std::min<int64_t>(blocks, 8 * chain.processors)), kTurners,
+    start(zero_kernel, unsigned(std::min<int64_t>(blocks, 8 * chain.processors)), kTurners, 0,
           chain.follows, chain.stream, static_cast<uint4*>(to), words,
           static_cast<char*>(to) + words * 16, int(bytes % 16), choice);
     chain.follows = chain.can;
