@@ -293,7 +293,7 @@ struct Pixels {
     static constexpr int V = kLayout == Narrow::kWords ? C : 1;
     Vector<T, V> at[1 << D][C / V];
 
-    __device__ void read(const GridSampleJob& job, const Cell<float, D>& cell, const char* first,
+    __device__ void read(const GridSampleJob& job, const Cell<Acc<T>, D>& cell, const char* first,
                          int64_t c_step, int left) {
         if (cell.whole()) {
             each(job, first, c_step, left, [](int) { return true; });
@@ -321,14 +321,14 @@ struct Pixels {
             }
         }
     }
-    __device__ float value(int k, int c, DType dtype) const {
+    __device__ Acc<T> value(int k, int c, DType dtype) const {
         return value_of(at[k][c / V].at[c % V], dtype);
     }
 };
 
 /// Blocks to an SM: registers that hold a point's values, and no more.
-template <int D, int C>
-constexpr int kNarrowBlocks = (D == 2 ? 14 : 12) - (C == 4 ? 4 : 0);
+template <typename T, int D, int C>
+constexpr int kNarrowBlocks = ((D == 2 ? 14 : 12) - (C == 4 ? 4 : 0)) / (sizeof(T) == 8 ? 2 : 1);
 
 constexpr int kMostLanes = 8;  // threads that share a point
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "cell.cuh"
 #include "general.cuh"
+#include "rates/grid_sample.h"
 #include "words_to_grid.cuh"
 
 /// Times 32 points that a warp takes in the backward: a group of few threads takes several of the
@@ -342,8 +343,9 @@ __global__ void __launch_bounds__(kThreads)
 /// time. Of planes one: an L1 cache then holds more of what neighbours read again (0.94 of the time
 /// of four, the mean of 120 drawn cases; forward it is 1.04).
 template <typename T, int D, int C, Narrow kLayout, bool kShared>
-__global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
+__global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
     grid_backward(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
     constexpr int K = 1 << D;
     each_block(job, [&](unsigned block) {
         const GridSampleParams& p = job.p;
@@ -356,8 +358,8 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
         if (!kShared && q >= job.count) return;
         const int i = kShared ? min(q, job.count - 1) : q;
         const int64_t b = job.image + blockIdx.y;
-        const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
-        const Cell<float, D> cell = cell_of<true>(job, job.input, coordinates);
+        const Coordinates<A, D> coordinates(job, grid_of(job, b), i);
+        const Cell<A, D> cell = cell_of<true>(job, job.input, coordinates);
         const int64_t c_step =
             kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
         const char* first = static_cast<const char*>(p.input) +
@@ -365,7 +367,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
                             int64_t(cell.base) * job.input.unit + own * c_step;
         const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0] +
                             own * p.grad_out_stride[1] + p.grad_out_points.at(job.first + i);
-        float dot[K] = {}, slope[D];
+        A dot[K] = {}, slope[D];
 #pragma unroll 1
         for (int left = int(p.C) - own; left > 0;
              left -= C << lanes_log2, first += (C << lanes_log2) * c_step) {
@@ -374,7 +376,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
 #pragma unroll
             for (int c = 0; c < C; ++c, grad_out += p.grad_out_stride[1]) {
                 if (C > 1 && c >= left) break;
-                const float grad = value_of(*grad_out, p.dtype);
+                const A grad = value_of(*grad_out, p.dtype);
 #pragma unroll
                 for (int k = 0; k < K; ++k) dot[k] += grad * pixels.value(k, c, p.dtype);
             }
@@ -383,7 +385,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
         cell.slopes(dot, slope);
 #pragma unroll
         for (int d = 0; d < D; ++d) {
-            float sum = cell.moved(d, p) * slope[d];
+            A sum = cell.moved(d, p) * slope[d];
             if (kShared)
                 for (int m = 32 >> lanes_log2; m < 32; m *= 2) sum += __shfl_xor_sync(kAll, sum, m);
             if (!kShared || (lane == 0 && q < job.count))
@@ -398,7 +400,9 @@ const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
         return launch_points(kernel, job, 32 >> job.lanes_log2, stream, most_blocks(job, 256));
     };
     const bool last = job.narrow == Narrow::kLast;
-    if (job.lanes_log2 > 0)
+    // Of few points what counts is how much is under way, not what an L1 cache holds.
+    const bool few = job.p.C > 1 && job.p.B * job.p.P < kGridSampleRates.filled;
+    if (job.lanes_log2 > 0 || (few && !last))
         return last ? launch(grid_backward<T, D, 4, Narrow::kLast, true>)
                     : launch(grid_backward<T, D, 4, Narrow::kPlanar, true>);
     if (last) return launch(grid_backward<T, D, 4, Narrow::kLast, false>);
@@ -418,8 +422,7 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
                              stream);
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(backward_kernel<Stored<T>, 1, D, 2>, job, each, stream);
-    if constexpr (sizeof(T) < 8)
-        if (job.alone) return launch_grid_backward<Stored<T>, D>(job, stream);
+    if (job.alone) return launch_grid_backward<Stored<T>, D>(job, stream);
     if (job.p.interpolation == Interpolation::kNearest)
         return launch_points(
             job.p.C == 1 ? nearest_backward<Stored<T>, D, 1> : nearest_backward<Stored<T>, D, 4>,

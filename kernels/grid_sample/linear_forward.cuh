@@ -99,15 +99,16 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
 
 /// A thread takes a point and C channels, with C = 4 all of a share's, four at a time.
 template <typename T, int D, int C, Narrow kLayout>
-__global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
+__global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
     narrow_forward(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
     constexpr int K = 1 << D;
     each_block(job, [&](unsigned block) {
         const GridSampleParams& p = job.p;
         const int i = block * blockDim.x + threadIdx.x;
         if (i >= job.count) return;
         const int64_t b = job.image + blockIdx.y;
-        const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
+        const Coordinates<A, D> coordinates(job, grid_of(job, b), i);
         const int64_t c_step =
             kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
         // Of words, whole ones.
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
         int left = C == 4 ? min(share, int(p.C) - begin) : C;
         if (kLayout == Narrow::kWords && left <= 0) return;
         T* to = static_cast<T*>(p.out) + (b * p.C + begin) * p.P + job.first + i;
-        const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
+        const Cell<A, D> cell = cell_of<false>(job, job.input, coordinates);
         const char* first = static_cast<const char*>(p.input) +
                             b * p.input_stride[0] * int(sizeof(T)) + begin * c_step +
                             int64_t(cell.base) * job.input.unit;
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
             }
             return;
         }
-        float weight[K];
+        A weight[K];
         cell.weights(weight);
 #pragma unroll 1
         for (;; left -= C, first += C * c_step, to += C * p.P) {
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<D, C>))
 #pragma unroll
             for (int c = 0; c < C; ++c) {
                 if (C == 4 && c >= left) break;
-                float sum = 0;
+                A sum = 0;
 #pragma unroll
                 for (int k = 0; k < K; ++k) sum += weight[k] * pixels.value(k, c, p.dtype);
                 to[c * p.P] = store<T>(sum);
@@ -225,12 +226,17 @@ const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
     const auto launch = [&](auto kernel) {
         return launch_points(kernel, job, 32, stream, most_blocks(job, 256), job.shares);
     };
-    if (job.narrow == Narrow::kLast)
-        return job.p.C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
-                            : launch(narrow_forward<T, D, 4, Narrow::kLast>);
-    return job.p.C == 1 || job.planes ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
-           : job.p.C == 3             ? launch(narrow_forward<T, D, 3, Narrow::kPlanar>)
-                                      : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
+    const bool last = job.narrow == Narrow::kLast;
+    const int C = job.planes ? 1 : int(job.p.C);
+    if constexpr (sizeof(T) < 8) {  // rare
+        if (C == 2 && last) return launch(narrow_forward<T, D, 2, Narrow::kLast>);
+        if (C == 3)
+            return last ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
+                        : launch(narrow_forward<T, D, 3, Narrow::kPlanar>);
+    }
+    if (last) return launch(narrow_forward<T, D, 4, Narrow::kLast>);
+    return C == 1 ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
+                  : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
 }
 
 template <typename T, int V, int D>
@@ -247,8 +253,7 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     using S = Stored<T>;
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(wide_forward<S, D>, job, each, stream);
-    if constexpr (sizeof(T) < 8)
-        if (job.narrow != Narrow::kNot) return launch_narrow_forward<T, D>(job, stream);
+    if (job.narrow != Narrow::kNot) return launch_narrow_forward<T, D>(job, stream);
     constexpr int U = sizeof(S) == 8 ? 2 : 4;  // registers
     return launch_points(linear_forward_any<S, D, U, 1>, job, each, stream);
 }

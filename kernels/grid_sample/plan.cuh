@@ -238,7 +238,7 @@ Narrow narrow_of(const GridSampleParams& p) {
 
 /// Whether the kernel for the gradient to the grid alone does the job, in words or not.
 bool grid_alone(const GridSampleParams& p) {
-    return p.grad_grid && !p.grad_input && !is_second(p) && p.dtype != DType::kDouble &&
+    return p.grad_grid && !p.grad_input && !is_second(p) &&
            p.interpolation == Interpolation::kLinear && narrow_of(p) != Narrow::kNot &&
            (vector_of(p, p.input, p.input_stride) < 4 || p.C == 4 ||
             p.B * p.P < kGridSampleGradientRates.few_words);
