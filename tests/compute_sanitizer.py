@@ -126,6 +126,13 @@ def grids():
                 grid = torch.rand(1, points, *[1] * (D - 1), D, device="cuda") * spread * 2.2 - 1.1
                 out = torch.rand(1, 3, points, *[1] * (D - 1), device="cuda").to(dtype)
                 loader.grid_sample_bw(out, image, grid.to(dtype), output_mask=(True, True))
+    for C in (47, 64):  # few of many pixels: those that points touch
+        image = torch.rand(1, C, 700, 1201, device="cuda").half()
+        image = image.contiguous(memory_format=torch.channels_last)
+        grid = torch.rand(1, 1, 15_000, 2, device="cuda").half() * 2.2 - 1.1
+        out = torch.rand(1, C, 1, 15_000, device="cuda").half()
+        for mask in MASKS:
+            loader.grid_sample_bw(out, image, grid, output_mask=mask)
     # Turned, from channels that neighbour, from whole volumes and from rows of them.
     for C, dtype, begin in product((3, 5, 8, 20, 66), (torch.float32, torch.float16), (0, 1)):
         room = torch.rand(1, C + begin, 13, 40, 131, device="cuda").to(dtype)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from battery import DTYPES, OperatorTests
 from torch.testing import assert_close
 
+import loader
 from loader import grid_sample, grid_sample_bw, grid_sample_fw, grid_sample_reference
 
 PADDINGS = ["zeros", "border", "reflection"]
@@ -693,10 +694,15 @@ def test_many_points_in_16_bits_give_what_float32_gives_rounded(size, last, dtyp
         ((2, 1, 300, 281, 273), False),
         ((1, 2, 300, 281, 273), True),
         ((1, 5, 199, 231, 207), False),
+        ((1, 64, 1000, 1000), True),
+        ((1, 47, 700, 1200), True),
+        ((1, 20, 90, 150, 160), True),
     ],
 )
 def test_few_points_of_far_more_pixels(size, last, dtype, path):
-    """A GPU sums runs of pixels in shared memory, unless too many points add to one of them."""
+    """A GPU sums runs of pixels in shared memory, unless too many points add to one of them. Of many
+    channels side by side it sets to zero and rounds the sums of pixels that points touch.
+    """
     dims = len(size) - 2
     input = torch.rand(size, device="cuda").to(dtype)
     input = input.contiguous(memory_format=LAST[dims]) if last else input
@@ -704,6 +710,10 @@ def test_few_points_of_far_more_pixels(size, last, dtype, path):
         points = math.prod(size[2:]) // share
         grid = places(path, size[0], points, dims, "cuda").to(dtype)
         check_gradients(input, grid, padding, in_float32)
+        if size[1] > 8:
+            leaves = input.detach().requires_grad_(), grid
+            told = str(loader.explain(loader.grid_sample, *leaves, padding_mode=padding))
+            assert "of pixels that points touch" in told
 
 
 @pytest.mark.cuda

@@ -111,7 +111,9 @@ struct Coordinates {
     /// Point i of the launch; `image`: where the grid of its image begins, in bytes.
     __device__ Coordinates(const GridSampleJob& job, const char* image, int i) {
         const DType dtype = job.p.grid_dtype;
-        if (job.packed && dtype == DType::kFloat) {
+        if (sizeof(A) == 8 && job.packed && dtype == DType::kDouble) {
+            read_packed<double>(job, image, i);
+        } else if (job.packed && dtype == DType::kFloat) {
             read_packed<float>(job, image, i);
         } else if (job.packed && dtype == DType::kHalf) {
             read_packed<Half>(job, image, i);

@@ -96,9 +96,9 @@ double rows_of(int64_t pad, int size) {
 double passes_of(const GridSampleParams& p, const Plan& plan) {
     constexpr auto r = kGridSampleGradientRates;
     const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype) * 1e-6;
-    const double sums = plan.sum_bytes * 1e-6;
-    double us = (plan.sums ? sums : field) / r.zeroed;
-    if (plan.sums) us += (sums + field) / (plan.order ? r.rounded : r.stream);
+    double us = plan.touched ? touched_us(p, plan)
+                : plan.sums  ? whole_us(p, plan)
+                             : field / r.zeroed;
     if (plan.copy) us += (plan.copy_bytes * 1e-6 + field) / r.stream;
     return us;
 }

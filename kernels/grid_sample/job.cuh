@@ -146,10 +146,11 @@ HD inline int element_size(DType dtype) {
 
 /// Launches `kernel` for all points, `each` of them to 32 threads, in at most so many blocks;
 /// blockIdx.z is the share of the channels where there are several. `shared`: bytes of dynamic
-/// shared memory.
-template <typename Kernel>
+/// shared memory. `more`: what the kernel takes beside the job.
+template <typename Kernel, typename... More>
 inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cudaStream_t stream,
-                                 int64_t most = 0x7fffffff, int shares = 1, int shared = 0) {
+                                 int64_t most = 0x7fffffff, int shares = 1, int shared = 0,
+                                 const More&... more) {
     constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535;
     GridSampleParams& p = job.p;
     const void* const grid_begin = p.grid;
@@ -165,7 +166,7 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
             job.blocks = unsigned(blocks);
             const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images),
                              unsigned(shares));
-            start(kernel, grids, block * 32, shared, job.follows, stream, job);
+            start(kernel, grids, block * 32, shared, job.follows, stream, job, more...);
         }
     }
     return launch_error();

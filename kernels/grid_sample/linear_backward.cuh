@@ -3,7 +3,6 @@
 #pragma once
 #include "cell.cuh"
 #include "general.cuh"
-#include "rates/grid_sample.h"
 #include "words_to_grid.cuh"
 
 /// Times 32 points that a warp takes in the backward: a group of few threads takes several of the
@@ -400,9 +399,7 @@ const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
         return launch_points(kernel, job, 32 >> job.lanes_log2, stream, most_blocks(job, 256));
     };
     const bool last = job.narrow == Narrow::kLast;
-    // Of few points what counts is how much is under way, not what an L1 cache holds.
-    const bool few = job.p.C > 1 && job.p.B * job.p.P < kGridSampleRates.filled;
-    if (job.lanes_log2 > 0 || (few && !last))
+    if (job.lanes_log2 > 0)
         return last ? launch(grid_backward<T, D, 4, Narrow::kLast, true>)
                     : launch(grid_backward<T, D, 4, Narrow::kPlanar, true>);
     if (last) return launch(grid_backward<T, D, 4, Narrow::kLast, false>);

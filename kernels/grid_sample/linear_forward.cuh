@@ -101,14 +101,13 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
 template <typename T, int D, int C, Narrow kLayout>
 __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
     narrow_forward(const __grid_constant__ GridSampleJob job) {
-    using A = Acc<T>;
     constexpr int K = 1 << D;
     each_block(job, [&](unsigned block) {
         const GridSampleParams& p = job.p;
         const int i = block * blockDim.x + threadIdx.x;
         if (i >= job.count) return;
         const int64_t b = job.image + blockIdx.y;
-        const Coordinates<A, D> coordinates(job, grid_of(job, b), i);
+        const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
         const int64_t c_step =
             kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
         // Of words, whole ones.
@@ -118,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
         int left = C == 4 ? min(share, int(p.C) - begin) : C;
         if (kLayout == Narrow::kWords && left <= 0) return;
         T* to = static_cast<T*>(p.out) + (b * p.C + begin) * p.P + job.first + i;
-        const Cell<A, D> cell = cell_of<false>(job, job.input, coordinates);
+        const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
         const char* first = static_cast<const char*>(p.input) +
                             b * p.input_stride[0] * int(sizeof(T)) + begin * c_step +
                             int64_t(cell.base) * job.input.unit;
@@ -141,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
             }
             return;
         }
-        A weight[K];
+        float weight[K];
         cell.weights(weight);
 #pragma unroll 1
         for (;; left -= C, first += C * c_step, to += C * p.P) {
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
 #pragma unroll
             for (int c = 0; c < C; ++c) {
                 if (C == 4 && c >= left) break;
-                A sum = 0;
+                float sum = 0;
 #pragma unroll
                 for (int k = 0; k < K; ++k) sum += weight[k] * pixels.value(k, c, p.dtype);
                 to[c * p.P] = store<T>(sum);
@@ -228,15 +227,13 @@ const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
     };
     const bool last = job.narrow == Narrow::kLast;
     const int C = job.planes ? 1 : int(job.p.C);
-    if constexpr (sizeof(T) < 8) {  // rare
-        if (C == 2 && last) return launch(narrow_forward<T, D, 2, Narrow::kLast>);
-        if (C == 3)
-            return last ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
-                        : launch(narrow_forward<T, D, 3, Narrow::kPlanar>);
-    }
-    if (last) return launch(narrow_forward<T, D, 4, Narrow::kLast>);
-    return C == 1 ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
-                  : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
+    if (last)
+        return C == 2   ? launch(narrow_forward<T, D, 2, Narrow::kLast>)
+               : C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
+                        : launch(narrow_forward<T, D, 4, Narrow::kLast>);
+    return C == 1   ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
+           : C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kPlanar>)
+                    : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
 }
 
 template <typename T, int V, int D>
@@ -253,7 +250,8 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     using S = Stored<T>;
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(wide_forward<S, D>, job, each, stream);
-    if (job.narrow != Narrow::kNot) return launch_narrow_forward<T, D>(job, stream);
+    if constexpr (sizeof(T) < 8)
+        if (job.narrow != Narrow::kNot) return launch_narrow_forward<T, D>(job, stream);
     constexpr int U = sizeof(S) == 8 ? 2 : 4;  // registers
     return launch_points(linear_forward_any<S, D, U, 1>, job, each, stream);
 }

@@ -18,6 +18,7 @@
 #include "cell.cuh"
 #include "cheapest.cuh"
 #include "general.cuh"
+#include "touched.cuh"
 #include "turn.cuh"
 
 namespace {
@@ -91,10 +92,10 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.packed =
         p.grid_stride[1] == 1 && points.count[1] == p.P && std::abs(points.stride[2]) < 1 << 27;
     job.point_step = job.packed ? int(points.stride[2]) * size : 0;
-    job.pairs = size < 8 && (reinterpret_cast<uintptr_t>(p.grid) | uintptr_t(job.point_step) |
-                             uintptr_t(p.grid_stride[0] * size)) %
-                                    (2 * size) ==
-                                0;
+    job.pairs = (reinterpret_cast<uintptr_t>(p.grid) | uintptr_t(job.point_step) |
+                 uintptr_t(p.grid_stride[0] * size)) %
+                    (2 * size) ==
+                0;
     for (int d = 0; d < 3; ++d) {
         job.axes[d] = axis_of<float>(p, d);
         job.exact_axes[d] = axis_of<double>(p, d);
@@ -145,6 +146,13 @@ const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSam
     const Voxels from = voxels_of(job.p.grad_input, job.p.grad_input_stride, caller.size);
     const Voxels to = voxels_of(caller.grad_input, caller.grad_input_stride, caller.size);
     return turn<float, T>(from, to, caller, int(caller.C), choice, chain.processors, chain.stream);
+}
+
+/// The caller's gradient in 16 bits.
+Rounded rounded_of(const GridSampleParams& caller) {
+    return {static_cast<uint16_t*>(caller.grad_input), caller.grad_input_stride[0],
+            steps_of(caller, caller.grad_input_stride, 2),
+            vector_of(caller, caller.grad_input, caller.grad_input_stride) >= 4};
 }
 
 /// M of the second derivative's addends: |grad_out| |to_grad_grid| times how the weights change.
@@ -246,9 +254,10 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
             p.grad_input = scratch + plan.copy_bytes;
             if (!plan.order) last_strides(p, plan.pad, p.grad_input_stride);
             job.sum_dtype = DType::kFloat;
-            bytes = plan.sum_bytes;
+            if (!plan.touched) bytes = plan.sum_bytes;
         }
-        if ((error = zero(p.grad_input, bytes, choice, chain))) return error;
+        void* const zeros = plan.touched ? caller.grad_input : p.grad_input;
+        if ((error = zero(zeros, bytes, choice, chain))) return error;
     }
     set_points(job, plan);
     if (plan.field || plan.runs) {  // pixels in the order of their numbers
@@ -264,6 +273,12 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     }
     // The kernels for small offsets write these zeros on their way: one launch less.
     if (flat && p.grad_grid && job.general && (error = zero_grid())) return error;
+    Rounded rounded{};
+    if (plan.touched) {
+        rounded = rounded_of(caller);
+        job.follows = chain.follows, chain.follows = chain.can;
+        if ((error = touch<false>(job, rounded, stream))) return error;
+    }
     job.follows = chain.follows && p.grad_input;  // where work is little, waiting tells
     const bool exact = p.dtype == DType::kDouble;
     if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
@@ -280,6 +295,8 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
                          : grid_sample_backward)(job, plan.V, stream);
     chain.follows = chain.can;
     if (error || !(plan.sums || plan.fixed)) return error;
+    job.follows = chain.follows;
+    if (plan.touched) return touch<true>(job, rounded, stream);
     switch (p.dtype) {
         case DType::kFloat:
             return plan.fixed ? finish_fixed<float>(job, caller, stream)
@@ -321,6 +338,9 @@ int64_t grid_sample_scratch_cuda(const GridSampleParams* p) {
 
 static void tell(const GridSampleParams& p, const Plans& plans) {
     static const char* const names[] = {"as it is", "channels turned last", "a look at the points"};
+    if (plans.take == Plans::kPlain ? plans.plain.touched : plans.turned.touched)
+        tell_choice("grid_sample", "zeros and rounding", "of pixels that points touch",
+                    "16 bits, many channels side by side, and far more pixels than points");
     if (plans.turned.field || plans.turned.runs) {
         tell_choice("grid_sample", "sums of the gradient to input", names[Plans::kProbe],
                     plans.why);
