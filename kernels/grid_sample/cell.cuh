@@ -353,12 +353,16 @@ constexpr int kMostWords = 8;  // of a point, that are staged at a time: half of
 /// next: neighbouring threads have neighbouring words, then the next point's.
 struct WordOf {
     int point, word;
+    int words, points, rest;  // of a point; whole points and further words that 32 threads have
 
     __device__ explicit WordOf(int words)
-        : point(int(threadIdx.x) % 32 / words), word(int(threadIdx.x) % 32 - point * words) {}
-    __device__ void advance(int words) {
-        const int points = 32 / words;
-        point += points, word += 32 - points * words;
+        : point(int(threadIdx.x) % 32 / words),
+          word(int(threadIdx.x) % 32 - point * words),
+          words(words),
+          points(32 / words),
+          rest(32 - points * words) {}
+    __device__ void advance() {
+        point += points, word += rest;
         if (word >= words) word -= words, ++point;
     }
 };

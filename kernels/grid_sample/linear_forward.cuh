@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     T* out = static_cast<T*>(p.out) + b * p.C * p.P + job.first;
     const bool pairs = (reinterpret_cast<uintptr_t>(out) | p.P * sizeof(T)) % (2 * sizeof(T)) == 0;
     const WordStage<T, V> stage(staging, words);
+    const WordOf first_word(words);
     Coordinates<A, D> next = coordinates(i);
 #pragma unroll 1
     for (; i - in_warp < job.count; i += stride) {
@@ -71,9 +72,9 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
         next = coordinates(i + stride);
 #pragma unroll 1
         for (int c0 = 0; c0 < C; c0 += V * words) {
-            WordOf of(words);
+            WordOf of = first_word;
 #pragma unroll 1
-            for (int r = 0; r < words; ++r, of.advance(words)) {
+            for (int r = 0; r < words; ++r, of.advance()) {
                 const Cell<A, D> cell = own.from(of.point);
                 const int c = c0 + of.word * V;
                 if (c >= C) continue;

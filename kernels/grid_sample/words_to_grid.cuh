@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     const WordStage<T, V> grads(staging, words);
     const WordStage<float, D> slopes(
         reinterpret_cast<T*>(staging) + blockDim.x / 32 * grads.elements(words), words);
+    const WordOf first_word(words);
     Coordinates<float, D> next(job, grid, held(i));
 #pragma unroll 1
     for (; i - in_warp < job.count; i += stride) {
@@ -38,9 +39,9 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
                 for (int j = 0; j < V; ++j, from += p.grad_out_stride[1])
                     grads.row(w, j)[in_warp] = c0 + w * V + j < C ? *from : T{};
             __syncwarp();
-            WordOf of(words);
+            WordOf of = first_word;
 #pragma unroll 1
-            for (int r = 0; r < words; ++r, of.advance(words)) {
+            for (int r = 0; r < words; ++r, of.advance()) {
                 const Cell<float, D> cell = own.from(of.point);
                 const int c = c0 + of.word * V;
                 float dot[K] = {}, slope[D];
