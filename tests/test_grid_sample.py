@@ -710,7 +710,7 @@ def test_few_points_of_far_more_pixels(size, last, dtype, path):
         points = math.prod(size[2:]) // share
         grid = places(path, size[0], points, dims, "cuda").to(dtype)
         check_gradients(input, grid, padding, in_float32)
-        if size[1] > 8:
+        if size[1] > 8 and points >= 1 << 14:  # of fewer, launches decide
             leaves = input.detach().requires_grad_(), grid
             told = str(loader.explain(loader.grid_sample, *leaves, padding_mode=padding))
             assert "of pixels that points touch" in told
