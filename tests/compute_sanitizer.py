@@ -129,8 +129,8 @@ def grids():
     for C in (47, 64):  # few of many pixels: those that points touch
         image = torch.rand(1, C, 700, 1201, device="cuda").half()
         image = image.contiguous(memory_format=torch.channels_last)
-        grid = torch.rand(1, 1, 15_000, 2, device="cuda").half() * 2.2 - 1.1
-        out = torch.rand(1, C, 1, 15_000, device="cuda").half()
+        grid = torch.rand(1, 1, 20_000, 2, device="cuda").half() * 2.2 - 1.1
+        out = torch.rand(1, C, 1, 20_000, device="cuda").half()
         for mask in MASKS:
             loader.grid_sample_bw(out, image, grid, output_mask=mask)
     # Turned, from channels that neighbour, from whole volumes and from rows of them.
