@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch._functorch.config
 
+from loader.jit.errors.cxx import blanked
 from loader.jit.machine.sources import Sources, discover
 from loader.jit.machine.timing import Clock
 
@@ -103,10 +104,11 @@ def circumstances(device: str, operators: list[str]) -> dict:
 
 
 def source_key(operator: str, device: str | None = None) -> str:
-    """Return the digest of an operator's C++ and CUDA sources and the headers they reach.
+    """Return the digest of an operator's C++ and CUDA code and the headers it reaches.
 
     For a `device`, "cpu" or "cuda", of those that its results come from: not the other's kernels.
-    For a folder of this checkout, such as `jit/extension`, that of its Python files.
+    Comments, indentation and empty lines do not count. For a folder of this checkout, such as
+    `jit/extension`, that of its Python files.
     """
     import hashlib
 
@@ -115,14 +117,22 @@ def source_key(operator: str, device: str | None = None) -> str:
         return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
     unit, sources = discover(ROOT)[operator], Sources(ROOT)
     files = {
-        path: digest
+        path: _code(ROOT / path)
         for source in unit.sources
         if not (device == "cpu" and source.endswith(".cu"))
         and not (device == "cuda" and "_cpu." in source)
-        for path, digest in sources.closure(source).items()
+        for path in sources.closure(source)
         if not (device == "cuda" and path.endswith("_cpu.h"))
     }
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _code(file: Path) -> list[str]:
+    """Return the lines of a C++ or CUDA source, without comments and blanks that say nothing."""
+    lines = (
+        " ".join(line.split()) for line in blanked(file.read_text(), strings=False).splitlines()
+    )
+    return [line for line in lines if line]
 
 
 def changed(record: dict) -> list[str]:

@@ -39,7 +39,9 @@ def test_of_the_cpu_s_loops_a_gpu_s_results_know_nothing(monkeypatch, tmp_path):
     of_files = {"kernels/square_cpu.cpp": ["cpu"], "kernels/square.cu": ["cuda"]}
     for file, of in {**of_files, "include/square.h": both, "ops/square.cpp": both}.items():
         text = (tmp_path / file).read_text()
-        (tmp_path / file).write_text(text + "// edited\n")
+        (tmp_path / file).write_text("// words\n\n" + text + "/* more */\n")
+        assert not any(map(harness.changed, records.values()))
+        (tmp_path / file).write_text(text + "int edited;\n")
         assert [kind for kind, record in records.items() if harness.changed(record)] == of
         (tmp_path / file).write_text(text)
 
