@@ -1,9 +1,7 @@
-// The CUDA kernels of elementwise operators; see elementwise.h.
-// Traffic decides: for float32, 4 bytes read per input and element and 4 written per output.
-// Inputs that are one run in memory like the outputs are moved as 16-byte words, wherever they
-// begin. Of any others a thread gathers the elements of one such word of the outputs: reads of
-// single elements that neighbouring threads make together cost less than words that have to be
-// shifted and joined where rows end. Matrices that lie transposed in memory go through tiles.
+// The CUDA kernels of elementwise operators; see elementwise.h. Traffic decides. Inputs that are
+// one run in memory like the outputs are moved as 16-byte words, wherever they begin. Of any others
+// a thread gathers one such word of the outputs: single elements that neighbouring threads read
+// together cost less than words shifted and joined where rows end. Transposed matrices go by tiles.
 #pragma once
 #include "dims.h"
 #include "elementwise.h"

@@ -432,15 +432,7 @@ PyObject* follow(PyObject*, PyObject* function) {
 }
 
 PyMethodDef functions[] = {{"follow", follow, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
-PyModuleDef module = {PyModuleDef_HEAD_INIT,
-                      "octet_node",
-                      nullptr,
-                      -1,
-                      functions,
-                      nullptr,
-                      nullptr,
-                      nullptr,
-                      nullptr};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "octet_node", nullptr, -1, functions, {}, {}, {}, {}};
 
 }  // namespace
 

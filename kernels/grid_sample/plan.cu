@@ -1,7 +1,10 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
-// linear_backward.cuh (general.cuh: bicubic images, deterministic, second derivatives, fields of
-// more than 2^30 pixels; cubic.rest.cu: bicubic volumes and second derivatives; field.cuh and
-// pixel_runs.rest.cu: gradients that are summed in shared memory).
+// linear_backward.cuh, and in
+//   words_to_grid.cuh: gradients to the grid alone, many channels side by side
+//   touched.cuh: 16-bit gradients of such channels where points touch few of the pixels
+//   general.cuh: bicubic images, deterministic, fields of more than 2^30 pixels
+//   cubic.rest.cu, second.rest.cu: bicubic volumes; second derivatives
+//   field.cuh, pixel_runs.rest.cu: gradients that are summed in shared memory.
 //
 // Bytes that must move (float32), for P points of C channels in a volume of V voxels: forward
 // 4 (P (D + C) + min(V, 2^D P) C), but a voxel is fetched in sectors of 32 bytes. Channels last, a
