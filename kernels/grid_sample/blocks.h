@@ -81,9 +81,14 @@ struct Points {
     NOINLINE void write_grid(const A (*from)[kBlock]) const {
         dispatch(p.grid_dtype, [&](auto element) {
             using G = decltype(element);
-            G* to = static_cast<G*>(p.grad_grid) + (image * p.P + first) * p.D;
-            for (int i = 0; i < count; ++i)
-                for (int d = 0; d < p.D; ++d) to[i * p.D + d] = store<G>(Acc<G>(from[d][i]));
+            G* const to = static_cast<G*>(p.grad_grid) + (image * p.P + first) * p.D;
+            const auto rows = [&](auto dims) {
+                constexpr int D = decltype(dims)::value;
+                for (int i = 0; i < count; ++i)
+                    for (int d = 0; d < D; ++d) to[i * D + d] = store<G>(Acc<G>(from[d][i]));
+            };
+            p.D == 3 ? rows(std::integral_constant<int, 3>())
+                     : rows(std::integral_constant<int, 2>());
         });
     }
 };

@@ -1,37 +1,18 @@
-// The phases of grid_sample's work on the CPU for one element type: copies to rows, points, sums,
-// rounding. steps.h has what is done on points.
+// The phases of grid_sample's work on the CPU for one element type: copies to rows, points, sums.
+// steps.h has what is done on points.
 #pragma once
 #include "steps.h"
 
 namespace {
 
-/// Images [.., c, z, y, x] copied line by line to other strides and another type.
+/// Images copied line by line to other strides and another type.
 template <typename From, typename To>
 void copy_lines(const GridSampleParams& p, const Field& from, const Field& to, int64_t begin,
                 int64_t end, int64_t items) {
-    constexpr int64_t kTile = 16;
-    const int64_t lines = p.B * p.size[0] * p.size[1], W = p.size[2];
+    const int64_t lines = p.B * p.size[0] * p.size[1];
     for (int64_t line = lines * begin / items; line < lines * end / items; ++line) {
         const int64_t y = line % p.size[1], z = line / p.size[1] % p.size[0];
-        const int64_t b = line / p.size[1] / p.size[0];
-        const From* in = static_cast<const From*>(from.data) + b * from.stride[0] +
-                         z * from.stride[2] + y * from.stride[3];
-        To* out =
-            static_cast<To*>(to.data) + b * to.stride[0] + z * to.stride[2] + y * to.stride[3];
-        for (int64_t x = 0; x < W; x += kTile)
-            for (int64_t c = 0; c < p.C; c += kTile) {
-                const int64_t right = std::min(W, x + kTile), top = std::min(p.C, c + kTile);
-                const auto one = [&](int64_t i, int64_t k) {
-                    out[i * to.stride[4] + k * to.stride[1]] =
-                        store<To>(load(in[i * from.stride[4] + k * from.stride[1]]));
-                };
-                if (to.stride[1] == 1)
-                    for (int64_t i = x; i < right; ++i)
-                        for (int64_t k = c; k < top; ++k) one(i, k);
-                else
-                    for (int64_t k = c; k < top; ++k)
-                        for (int64_t i = x; i < right; ++i) one(i, k);
-            }
+        copy_line<From, To>(from, to, line / p.size[1] / p.size[0], z, y, p.size[2], 0, p.C);
     }
 }
 
@@ -63,10 +44,6 @@ void run(const GridSampleParams& p, int64_t begin, int64_t end) {
                 copy_lines<T, A>(p, Plan::field(p.to_grad_input, p.to_grad_input_stride, p),
                                  plan.upstream, begin, end, items);
             return;
-        case Plan::kRound:
-            return copy_lines<A, T>(p, plan.target,
-                                    Plan::field(p.grad_input, p.grad_input_stride, p), begin, end,
-                                    items);
         case Plan::kAdd: return add_parts<A>(p, plan, begin, end, items);
         default: {
             Steps<A> steps(p, plan);

@@ -52,24 +52,26 @@ bool is_small(const GridSampleParams& p, const Field& f) {
 
 /// What is done, in which order, by how many.
 struct Plan : Fields {
-    enum Step { kCopy, kPoints, kScatter, kRound, kAdd };
+    enum Step { kCopy, kPoints, kScatter, kAdd };
     Step steps[4];
     int count = 0;
-    bool sum;                // the gradient is summed in scratch memory
+    bool sum;                // the gradient is summed in scratch memory, and copied from there
     bool touched;            // of which only the pixels that points touch are used
     bool fused;              // the scattering step does all
     int64_t pieces;          // of the points, of copies
     int64_t shares, splits;  // of the scattering: images are shared, and each is split
+    int64_t slabs;           // of a part of an image that is summed, one after the other
+    int64_t slab;            // elements of one, in scratch memory
     int64_t parts;           // of an image's points, with sums of their own; or none
     bool by_channel;
     bool planes;  // planes_cpu.cpp does the points, and all but the cubic scattering
     bool cubic;   // cubic_cpu.rest.cpp does both: bicubic volumes and second derivatives
-    int64_t field_bytes;
+    int64_t element, field_bytes;  // of what is computed in: one's bytes, and a whole field's
 
     explicit Plan(const GridSampleParams& p) {
         const bool exact = p.dtype == DType::kFloat || p.dtype == DType::kDouble;
-        const int64_t element = p.dtype == DType::kDouble ? 8 : 4, V = pixels(p),
-                      all = p.B * p.C * V;
+        element = p.dtype == DType::kDouble ? 8 : 4;
+        const int64_t V = pixels(p), all = p.B * p.C * V;
         const int64_t work = p.B * p.P * (taps(p) * p.C + 24), fair = kGridSampleCpuRates.fair;
         field_bytes = (all * element + 63) / 64 * 64;
         input = field(p.input, p.input_stride, p);
@@ -79,19 +81,18 @@ struct Plan : Fields {
         const bool flat = p.interpolation == Interpolation::kNearest;
         const bool reads_own = !p.grad_out || reads_input(p) || (p.to_grad_grid && p.out);
         const bool reads = reads_own || (p.to_grad_input && p.out);
-        // A copy pays where reads by planes would miss the cache: where neighbouring points are far
-        // from each other in a volume of several channels, or in a large image of many.
         const bool keys = p.interpolation == Interpolation::kCubic,
                    wide = p.C * V > kGridSampleCpuRates.large;
         cubic = keys && (p.D == 3 || p.to_grad_input || p.to_grad_grid);
         // Bicubic volumes are read and added to more quickly by rows, too, where points are many.
         const bool many = !cubic || p.P * 4 >= V;
-        const bool misses = cubic      ? p.C >= 4 && many
-                            : p.D == 3 ? p.C >= 4 && p.scattered
-                            : keys     ? p.C >= 32 && p.C * V * element > 1 << 20
-                                       : p.C >= 16 && wide && p.scattered && !flat;
-        copy = reads && dense && (misses || !exact) &&
-               !(exact && input.rows && (!upstream.data || upstream.rows));
+        if (!exact)
+            copy = dense;
+        else if (input.rows && (!upstream.data || upstream.rows))
+            copy = false;
+        else
+            copy = cubic ? dense && p.C >= 4 && many : rows_save(p) > copy_takes(p);
+        copy &= reads;
         const bool adds_rows =
             p.D == 3 || keys ? p.C >= 4 && many : p.C >= 8 && (p.scattered || !wide) && !flat;
         sum = p.grad_input && (!exact || (dense && adds_rows && !target.rows));
@@ -127,8 +128,9 @@ struct Plan : Fields {
             const bool even = target.rows ? p.C % (16 * splits) == 0 : units % splits == 0;
             by_channel = splits == 1 || (apart && (even || units >= 4 * splits));
             if (!by_channel) splits = std::min<int64_t>(splits, p.size[3 - p.D]);
-            fused = splits == 1;
         }
+        share_sums(p);
+        fused = splits == 1 && slabs == 1;
         // Threads that share rows of an image go through all of its points: where these are many
         // beside pixels, parts of them have sums of their own; as many whatever the threads are.
         constexpr auto r = kGridSampleCpuRates;
@@ -143,7 +145,6 @@ struct Plan : Fields {
         if (copy) steps[count++] = kCopy;
         if (points && !(p.grad_input && fused)) steps[count++] = kPoints;
         if (p.grad_input) steps[count++] = kScatter;
-        if (sum && !touched) steps[count++] = kRound;
         if (parts) steps[count++] = kAdd;
     }
 
@@ -152,6 +153,44 @@ struct Plan : Fields {
         std::copy_n(stride, 5, f.stride);
         return f;
     }
+    /// Microseconds of a thread that reads by rows save, and those that a copy to them takes.
+    /// Images of 2 x 2 taps or one are read by planes as quickly, in vectors of points, while a
+    /// cache has them.
+    double rows_save(const GridSampleParams& p) const {
+        constexpr auto r = kGridSampleCpuRates;
+        const bool keys = p.interpolation == Interpolation::kCubic, back = p.grad_out;
+        const bool far = p.scattered && p.C * pixels(p) > r.large;
+        if (p.interpolation == Interpolation::kNearest || p.C < 4) return 0;
+        if (!keys && p.D == 2 && !far) return 0;
+        const auto& by = keys ? r.bicubic : p.D == 2 ? r.far_image : far ? r.far_volume : r.volume;
+        return p.B * p.P * 1e-3 * double(p.C - by.spared[back]) * by.saved[back];
+    }
+    double copy_takes(const GridSampleParams& p) const {
+        constexpr auto r = kGridSampleCpuRates;
+        const double thousands = double(p.B) * p.C * double(pixels(p)) * 1e-3;
+        return thousands * (r.convert + (double(field_bytes) < r.mapped ? 0 : r.fresh));
+    }
+    /// How sums lie in memory: a part of an image for each that is at work, or a slab of it where
+    /// those would be too large for memory that a process keeps.
+    void share_sums(const GridSampleParams& p) {
+        constexpr auto r = kGridSampleCpuRates;
+        slabs = 1, slab = 0;
+        if (!sum) return;
+        const int64_t size = p.size[3 - p.D], line = p.C * pixels(p) / size;
+        const int64_t most = by_channel ? size : ceil_div(size, splits);
+        const int64_t bytes = sums_at_once() * most * line * element;
+        const int64_t want = double(bytes) < r.mapped ? 1 : ceil_div(bytes, r.kept);
+        // Each slab looks at all points, and does all but the sums for those of others nearby.
+        const double pass =
+            p.P * 1e-3 * (p.scattered ? r.again + r.again_each * (p.C + taps(p)) : r.looked);
+        if ((want - 1) * pass < most * line * 1e-3 * r.fresh)
+            slabs = std::clamp<int64_t>(want, 1, most);
+        slab = ceil_div(most, slabs) * line;
+        target.stride[0] = 0;
+        if (!target.rows) target.stride[1] = slab / p.C;
+    }
+    /// Parts of images with sums of their own: those that share channels have them in common.
+    int64_t sums_at_once() const { return by_channel ? shares : shares * splits; }
     static void set_rows(const GridSampleParams& p, Field& f, void* memory) {
         f.data = memory, f.rows = p.C >= 4;
         if (f.rows) {
@@ -165,7 +204,7 @@ struct Plan : Fields {
     void tell(const GridSampleParams& p) const {
         const char* const what = p.grad_out ? "layout, of gradients" : "layout";
         tell_choice("grid_sample", what, copy ? "a copy, channels last" : "as it is",
-                    copy     ? "many points far apart read many channels, or 16 bits"
+                    copy     ? "reads of its rows save more than it takes, or 16 bits"
                     : planes ? "points in vectors, or channels that neighbour in memory"
                              : "few points, channels last already, or one channel");
         if (p.grad_input)
@@ -184,7 +223,8 @@ struct Plan : Fields {
         return static_cast<char*>(p.scratch) + k * field_bytes;
     }
     int64_t scratch() const {
-        return field_bytes * ((copy ? 1 + (upstream.data != nullptr) : 0) + sum + parts);
+        return field_bytes * ((copy ? 1 + (upstream.data != nullptr) : 0) + parts) +
+               (sum ? sums_at_once() * slab * element : 0);
     }
     int64_t items(const GridSampleParams& p) const {
         if (p.phase >= count) return 0;

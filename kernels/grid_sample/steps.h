@@ -1,6 +1,7 @@
 // What grid_sample on the CPU does with blocks of points; see steps_cpu.cpp.
 #pragma once
 #include "blocks.h"
+#include "boxes.h"
 #include "plan.h"
 
 namespace {
@@ -11,6 +12,7 @@ class Steps {
     using Weights = A (*)[kBlock];
     const GridSampleParams& p;
     const Plan& plan;
+    Field target = plan.target;  // what gradients to the input are added to
     Block<A> block;
     int M;  // taps of a point
     int64_t wide[kMostTaps][kBlock];
@@ -158,7 +160,7 @@ class Steps {
 
     /// Adds weight * grad_out to the pixels of channels [begin, end) of the target.
     NOINLINE void scatter(int64_t begin, int64_t end) {
-        const Field& f = plan.target;
+        const Field& f = target;
         block.offsets(f.stride, wide);
         if (!f.rows) {
             sort_out();
@@ -270,44 +272,10 @@ class Steps {
         }
         block.write_grid(to_grid);
     }
-    /// Zeros to a part of a field of elements E.
-    template <typename E>
-    NOINLINE void clear(const Field& f, int64_t b, const int64_t (&begin)[4],
-                        const int64_t (&end)[4]) {
-        // Axes c, z, y, x, the innermost last; then merged where they lie in one piece.
-        int order[4] = {0, 1, 2, 3};
-        const int64_t* stride = f.stride + 1;
-        for (int i = 1; i < 4; ++i)  // stable; std::stable_sort is long to compile
-            for (int j = i; j > 0 && stride[order[j - 1]] < stride[order[j]]; --j)
-                std::swap(order[j - 1], order[j]);
-        E* to = static_cast<E*>(f.data) + b * f.stride[0];
-        int64_t size[4] = {1, 1, 1, 1}, step[4] = {}, last = 4;
-        for (int k = 3; k >= 0; --k) {
-            const int axis = order[k];
-            const int64_t count = end[axis] - begin[axis];
-            to += begin[axis] * stride[axis];
-            if (count == 1) continue;
-            if (last < 4 && stride[axis] == size[last] * step[last])
-                size[last] *= count;
-            else
-                --last, size[last] = count, step[last] = stride[axis];
-        }
-        if (last == 4) step[3] = 1;
-        for (int64_t q = 0; q < size[0]; ++q)
-            for (int64_t r = 0; r < size[1]; ++r)
-                for (int64_t s = 0; s < size[2]; ++s) {
-                    E* row = to + q * step[0] + r * step[1] + s * step[2];
-                    if (step[3] == 1)
-                        std::fill_n(row, size[3], E{});
-                    else
-                        for (int64_t t = 0; t < size[3]; ++t) row[t * step[3]] = E{};
-                }
-    }
-
     /// The sums of channels [begin, end) that the block touches become zero; or the gradient to
     /// elements T is what they are, rounded.
     NOINLINE void empty_touched(int64_t begin, int64_t end) {
-        const Field& f = plan.target;
+        const Field& f = target;
         block.offsets(f.stride, wide);
         for (int m = 0; m < M; ++m)
             for (int i = 0; i < block.count; ++i) {
@@ -318,7 +286,7 @@ class Steps {
     }
     template <typename T>
     NOINLINE void round_touched(const Field& to, int64_t begin, int64_t end) {
-        const Field& f = plan.target;
+        const Field& f = target;
         int64_t there[kMostTaps][kBlock];
         block.offsets(f.stride, wide), block.offsets(to.stride, there);
         for (int m = 0; m < M; ++m)
@@ -378,69 +346,103 @@ class Steps {
         }
     }
     void scatter_items(int64_t begin, int64_t end) {
-        if (plan.parts) {
-            for (int64_t item = begin; item < end; ++item)
-                scatter_points(item / plan.parts, item % plan.parts);
-            return;
-        }
         for (int64_t item = begin; item < end; ++item) {
+            if (plan.parts) {
+                scatter_points(item / plan.parts, item % plan.parts);
+                continue;
+            }
             const int64_t share = item / plan.splits, split = item % plan.splits;
+            const int64_t sums = plan.by_channel ? share : item;
             for (int64_t b = p.B * share / plan.shares; b < p.B * (share + 1) / plan.shares; ++b)
-                scatter_part(b, split);
+                scatter_part(b, split, sums);
         }
     }
-    void scatter_part(int64_t b, int64_t split) {
-        int64_t begin[4] = {0, 0, 0, 0}, end[4] = {p.C, p.size[0], p.size[1], p.size[2]};
-        const int axis = plan.by_channel ? 0 : 1 + block.outermost;
-        const int64_t unit = plan.by_channel && plan.target.rows ? 16 : 1;
-        const int64_t units = ceil_div(end[axis], unit), size = end[axis];
-        begin[axis] = units * split / plan.splits * unit;
-        end[axis] = std::min(units * (split + 1) / plan.splits * unit, size);
+    /// The gradient to a part of an image, by the `sums`-th sums there are.
+    void scatter_part(int64_t b, int64_t split, int64_t sums) {
+        Box box{b, {0, 0, 0, 0}, {p.C, p.size[0], p.size[1], p.size[2]}};
+        const int slowest = 1 + block.outermost, axis = plan.by_channel ? 0 : slowest;
+        const int64_t unit = plan.by_channel && target.rows ? 16 : 1, size = box.end[axis];
+        const int64_t units = ceil_div(size, unit);
+        box.begin[axis] = units * split / plan.splits * unit;
+        box.end[axis] = std::min(units * (split + 1) / plan.splits * unit, size);
+        if (!plan.sum) {
+            clear<A>(target, box);
+            return scatter_to(box);
+        }
         const Field own = Plan::field(p.grad_input, p.grad_input_stride, p);
-        if (plan.touched)
-            clear<uint16_t>(own, b, begin, end);
-        else
-            clear<A>(plan.target, b, begin, end);
+        const int64_t first = box.begin[slowest], count = box.end[slowest] - first;
+        for (int64_t k = 0; k < plan.slabs; ++k) {
+            box.begin[slowest] = first + count * k / plan.slabs;
+            box.end[slowest] = first + count * (k + 1) / plan.slabs;
+            const int64_t at = sums * plan.slab - box.begin[slowest] * target.stride[1 + slowest];
+            target.data = static_cast<A*>(plan.target.data) + at;
+            dispatch_to<A>(p.dtype, [&](auto element) { sum_up<decltype(element)>(own, box); });
+        }
+    }
+    /// The gradient, of elements T, to pixels that are summed elsewhere.
+    template <typename T>
+    void sum_up(const Field& own, const Box& box) {
+        if (plan.touched) {
+            clear<uint16_t>(own, box);
+            if (!reaches()) return;
+            each_block(box, [&] { empty_touched(box.begin[0], box.end[0]); });
+            scatter_to(box);
+            return each_block(box, [&] { round_touched<T>(own, box.begin[0], box.end[0]); });
+        }
+        clear<A>(target, box);
+        scatter_to(box);
+        for (int64_t z = box.begin[1]; z < box.end[1]; ++z)
+            for (int64_t y = box.begin[2]; y < box.end[2]; ++y)
+                copy_line<A, T>(target, own, box.image, z, y, p.size[2], box.begin[0], box.end[0]);
+    }
+    /// What points add to the pixels of a box, and what is wanted at the points where no other step
+    /// does that.
+    void scatter_to(const Box& box) {
         bool points = plan.fused && (p.out || p.grad_grid);
         if (plan.planes || plan.cubic) {
             const int slowest = 1 + block.outermost;
-            Part part{b, 0, p.P, points, true, {begin[0], end[0]}, {begin[slowest], end[slowest]}};
-            if (plan.cubic) return p.rest->cubic_cpu(&p, &plan, &part);
+            Part part{box.image,
+                      0,
+                      p.P,
+                      points,
+                      true,
+                      {box.begin[0], box.end[0]},
+                      {box.begin[slowest], box.end[slowest]}};
+            if (plan.cubic) {
+                Fields fields = plan;
+                fields.target = target;
+                return p.rest->cubic_cpu(&p, &fields, &part);
+            }
             part.scatter = p.interpolation != Interpolation::kCubic;
             if (points || part.scatter) by_planes(part);
             if (part.scatter) return;
             points = false;
         }
-        const bool reaches = p.to_grad_grid || !p.to_grad_input;  // the sums
-        const auto each_block = [&](const auto& body) {
-            for (int64_t first = 0; first < p.P; first += kBlock) {
-                block.begin(b, first);
-                if (!plan.by_channel && plan.splits > 1) {
-                    block.find(block.outermost);
-                    if (!block.keep(block.taps, begin[axis], end[axis])) continue;
-                    for (int a = block.outermost + 1; a < 3; ++a) block.find(a);
-                } else {
-                    block.find_all();
-                }
-                body();
-            }
-        };
-        if (plan.touched && reaches) each_block([&] { empty_touched(begin[0], end[0]); });
-        each_block([&] {
+        each_block(box, [&] {
             if (points) run_points();
-            if (!reaches) return;
+            if (!reaches()) return;
             A direction[3][kBlock];
             if (p.to_grad_grid)
                 directional(weight, direction);
             else
                 block.weights(0, nullptr, false, weight);
-            scatter(begin[0], end[0]);
+            scatter(box.begin[0], box.end[0]);
         });
-        if (plan.touched && reaches)
-            each_block([&] {
-                p.dtype == DType::kHalf ? round_touched<Half>(own, begin[0], end[0])
-                                        : round_touched<BFloat16>(own, begin[0], end[0]);
-            });
+    }
+    /// Whether anything is added to the gradient to the input.
+    bool reaches() const { return p.to_grad_grid || !p.to_grad_input; }
+    /// Calls `body` with each block of points that have taps in the box.
+    template <typename Body>
+    void each_block(const Box& box, const Body& body) {
+        const int slowest = 1 + block.outermost;
+        const bool all = box.end[slowest] - box.begin[slowest] == p.size[block.outermost];
+        for (int64_t first = 0; first < p.P; first += kBlock) {
+            block.begin(box.image, first);
+            block.find(block.outermost);
+            if (!all && !block.keep(block.taps, box.begin[slowest], box.end[slowest])) continue;
+            for (int a = block.outermost + 1; a < 3; ++a) block.find(a);
+            body();
+        }
     }
 };
 
