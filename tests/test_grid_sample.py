@@ -555,6 +555,27 @@ def test_few_points_of_a_large_field_in_16_bits(mode, dims, dtype, C, padding, l
             assert (ours[theirs == 0] == 0).all()
 
 
+@pytest.mark.parametrize("mode, shape, points", [
+    ("bilinear", (3, 4, 1000, 800), 3000), ("nearest", (1, 3, 150, 160, 170), 300),
+    ("bilinear", (1, 8, 110, 100, 110), 30_000), ("bicubic", (1, 8, 110, 100, 110), 3000),
+])  # fmt: skip
+def test_sums_of_more_than_a_process_keeps_are_made_slab_by_slab(mode, shape, points):
+    """On the CPU; 38 to 49 MB of them here, of which 16 at once, in the order of points as ever."""
+    batch, channels, *size = shape
+    torch.manual_seed(0)
+    image = torch.randn(shape, dtype=torch.float16)
+    grid = torch.rand(batch, *[1] * (len(size) - 1), points, len(size)) * 2.2 - 1.1
+    grad_out = torch.rand(batch, channels, *[1] * (len(size) - 1), points).half() - 0.5
+    for order in (grid, grid.sort(-2).values):
+        for layout in (torch.contiguous_format, LAST[len(size)]):
+            at = image.contiguous(memory_format=layout)
+            found = grid_sample_bw(grad_out, at, order, mode, output_mask=(True, False))[0]
+            single = grid_sample_bw(
+                grad_out.float(), at.float(), order, mode, output_mask=(True, False)
+            )[0]
+            assert_close(found, single.half(), rtol=1.01 * 2**-10, atol=1e-6)
+
+
 def mostly_close(ours, theirs, pixels):
     """But for a few values, where a rounded place is another pixel's or cell's."""
     work = theirs.dtype
