@@ -314,10 +314,7 @@ assert mapped()
 
 
 def test_a_warm_import_adds_at_most_15_ms(tmp_path):
-    """With a hundred operators; or 1 % of `import torch`, where the machine is slow.
-
-    The least of five, of both: whatever else the machine does can only add.
-    """
+    """Median of 5, with a hundred operators; 1 % of `import torch` where the machine is slow."""
     checkout = Checkout(tmp_path)
     for i in range(100):
         for room in ("ops", "kernels"):
@@ -342,8 +339,12 @@ for name, inputs in session.find([*session.units]).items():
     )
     results = [checkout.run(timed, fresh=True, PYTHONDONTWRITEBYTECODE=None) for _ in range(6)][1:]
     assert not any(done.stderr for done in results)
-    torchs, ours = zip(*(map(float, done.stdout.split()) for done in results), strict=True)
-    assert min(ours) <= max(0.015, min(torchs) / 100), (torchs, ours)
+    seconds = sorted(
+        max(0, ours - torch / 100)
+        for torch, ours in (map(float, done.stdout.split()) for done in results)
+    )
+    ours = sorted(float(done.stdout.split()[1]) for done in results)
+    assert ours[2] <= 0.015 or seconds[2] == 0, [done.stdout for done in results]
 
 
 def test_threads_may_be_first_to_use_an_operator(checkout):

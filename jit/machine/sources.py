@@ -54,13 +54,17 @@ def unit_of(library: str) -> str:
 def discover(root: Path) -> dict[str, Unit]:
     """All operators below `root`, by name in alphabetical order."""
     kernels = listed(root / "kernels")
-    units = {}
+    parts: dict[str, list[str]] = {}  # `X.<anything>.cu` by X
+    for file in kernels:
+        if file.count(".") == 2:
+            parts.setdefault(file.partition(".")[0], []).append(file)
+    there, units = {*kernels}, {}
     for file in sorted(os.listdir(root / "ops")):
         if file.endswith(".cpp"):
             name = file[: -len(".cpp")]
-            rest = [f for f in (f"{name}_cpu.cpp", f"{name}.cu") if f in kernels]
-            rest += [f for f in kernels if f.startswith(f"{name}.") and f.count(".") == 2]
-            if name in kernels:
+            rest = [f for f in (f"{name}_cpu.cpp", f"{name}.cu") if f in there]
+            rest += parts.get(name, [])
+            if name in there:
                 rest += [f"{name}/{f}" for f in listed(root / "kernels" / name)]
             rest = [f"kernels/{f}" for f in rest if f.endswith((".cpp", ".cu"))]
             rest.sort(key=lambda f: f.endswith(".cu"))
