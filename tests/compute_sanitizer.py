@@ -126,6 +126,18 @@ def grids():
                 grid = torch.rand(1, points, *[1] * (D - 1), D, device="cuda") * spread * 2.2 - 1.1
                 out = torch.rand(1, 3, points, *[1] * (D - 1), device="cuda").to(dtype)
                 loader.grid_sample_bw(out, image, grid.to(dtype), output_mask=(True, True))
+    modes = "bilinear", "nearest"
+    for mode, mask in product(modes, ((True, False), (True, True))):  # runs of pixels
+        image = torch.rand(1, 1, 3601, 3709, device="cuda").half()
+        grid = torch.rand(1, 1, 700_000, 2, device="cuda").half() * 2.2 - 1.1
+        out = torch.rand(1, 1, 1, 700_000, device="cuda").half()
+        loader.grid_sample_bw(out, image, grid, mode, output_mask=mask)
+    for C, dtype in product((5, 13, 33), DTYPES):  # words of channels that begin anywhere
+        image = torch.rand(1, C, 71, 90, 101, device="cuda").to(dtype)
+        image = image.contiguous(memory_format=torch.channels_last_3d)
+        grid = torch.rand(1, 1, 1, 70_000, 3, device="cuda").to(dtype) * 2.2 - 1.1
+        out = loader.grid_sample(image, grid)
+        loader.grid_sample_bw(out, image, grid, output_mask=(False, True))
     for C in (47, 64):  # few of many pixels: those that points touch
         image = torch.rand(1, C, 700, 1201, device="cuda").half()
         image = image.contiguous(memory_format=torch.channels_last)

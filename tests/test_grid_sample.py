@@ -598,12 +598,12 @@ def places(path, B, points, dims, device):
     return at.view(B, points, *[1] * (dims - 1), dims)
 
 
-def check_gradients(input, grid, padding, expected_by):
+def check_gradients(input, grid, padding, expected_by, mode="bilinear"):
     """Both gradients, alone and together, against those that `expected_by` gives."""
     grad_out = torch.rand(*input.shape[:2], *grid.shape[1:-1], device=input.device).to(input.dtype)
-    expected = expected_by(grad_out, input, grid, padding)
+    expected = expected_by(grad_out, input, grid, padding, mode)
     for mask in ((True, False), (True, True)):
-        found = grid_sample_bw(grad_out, input, grid, padding_mode=padding, output_mask=mask)
+        found = grid_sample_bw(grad_out, input, grid, mode, padding, output_mask=mask)
         to_input = found[0] if mask[1] else found
         rtol = 2e-5 if input.dtype == torch.float32 else 1.01 * torch.finfo(input.dtype).eps
         assert_close(to_input.to(expected[0]), expected[0], rtol=rtol, atol=1e-5)
@@ -611,17 +611,17 @@ def check_gradients(input, grid, padding, expected_by):
             mostly_close(found[1], expected[1].float(), max(input.shape[2:]))
 
 
-def by_torch(grad_out, input, grid, padding):
+def by_torch(grad_out, input, grid, padding, mode):
     """By PyTorch in float64."""
     leaves = [x.double().requires_grad_() for x in (input, grid)]
-    out = F.grid_sample(*leaves, padding_mode=padding, align_corners=False)
+    out = F.grid_sample(*leaves, mode, padding, align_corners=False)
     return torch.autograd.grad(out, leaves, grad_out.double())
 
 
-def in_float32(grad_out, input, grid, padding):
+def in_float32(grad_out, input, grid, padding, mode):
     """By the kernels for float32, which find the same places."""
     tensors = [x.float() for x in (grad_out, input, grid)]
-    return grid_sample_bw(*tensors, padding_mode=padding, output_mask=(True, True))
+    return grid_sample_bw(*tensors, mode, padding, output_mask=(True, True))
 
 
 @pytest.mark.cuda
@@ -721,7 +721,7 @@ def test_many_points_in_16_bits_give_what_float32_gives_rounded(size, last, dtyp
     ],
 )
 def test_few_points_of_far_more_pixels(size, last, dtype, path):
-    """A GPU sums runs of pixels in shared memory, unless too many points add to one of them. Of many
+    """A GPU sums runs of pixels in shared memory, but for those that too many points add to. Of many
     channels side by side it sets to zero and rounds the sums of pixels that points touch.
     """
     dims = len(size) - 2
@@ -735,6 +735,9 @@ def test_few_points_of_far_more_pixels(size, last, dtype, path):
             leaves = input.detach().requires_grad_(), grid
             told = str(loader.explain(loader.grid_sample, *leaves, padding_mode=padding))
             assert "of pixels that points touch" in told
+        if size[1] < 8:
+            grid = places(path, size[0], math.prod(size[2:]) // 20, dims, "cuda").to(dtype)
+            check_gradients(input, grid, padding, in_float32, "nearest")
 
 
 @pytest.mark.cuda
@@ -764,6 +767,30 @@ def test_channels_turned_on_a_gpu(size, points, dtype, path):
         mostly_close(grid_sample(image, grid, *options), theirs, 256)
         small = max(size) < 100 and dtype == torch.float32
         check_gradients(image, grid, "reflection", by_torch if small else in_float32)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "size, points",
+    [((1, 33, 431, 401), 70_000), ((2, 13, 809, 503), 40_000), ((1, 5, 131, 141, 151), 90_000)],
+)
+def test_words_that_begin_anywhere(size, points, dtype):
+    """A GPU reads channels side by side in words, wherever these begin."""
+    dims = len(size) - 2
+    room = torch.rand(size[0], size[1] + 1, *size[2:], device="cuda").to(dtype)
+    room = room.contiguous(memory_format=LAST[dims])
+    grid = places("anywhere", size[0], points, dims, "cuda").to(dtype)
+    for image in (room[:, 1:], room[:, 1:].contiguous(memory_format=LAST[dims])):
+        for options in (("bilinear", "zeros", False), ("bilinear", "border", True)):
+            planar = grid_sample(image.contiguous(), grid, *options)
+            rtol = max(1e-5, 1.01 * torch.finfo(dtype).eps)
+            assert_close(grid_sample(image, grid, *options), planar, rtol=rtol, atol=1e-5)
+            found, expected = (
+                grid_sample_bw(planar, x, grid, *options, output_mask=(False, True))
+                for x in (image, image.contiguous())
+            )
+            mostly_close(found, expected, max(size[2:]))
 
 
 @pytest.mark.cuda

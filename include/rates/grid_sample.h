@@ -14,6 +14,10 @@ struct GridSampleRates {
     double plane_field = 2e7;    // and bytes of a field of which channels are then read one by one
     int64_t few = 1 << 15;       // points, below which a warp to 32 of them leaves a GPU idle
     int64_t filled = 132 << 10;  // threads that fill it
+    // Words of channels that lie in two of memory's are read from so many points and bytes of an
+    // image on, and up to so many points a pixel; to so many where a copy is quick (an H100's).
+    int64_t across_points = 1 << 14, across_image = 4 << 20;
+    double across_most = 3, across_quick = 0.75;
 };
 constexpr GridSampleRates kGridSampleRates;
 
@@ -51,7 +55,7 @@ constexpr GridSampleReadRates kGridSampleSlopeRates{
 };
 // clang-format on
 
-/// Of the gradient to the input, by an H200 where nothing else is said.
+/// Of the gradient to the input, by an H200; of runs of pixels and touched pixels, by an H100.
 struct GridSampleGradientRates {
     double stream = 2.6;                     // MB of a pass that turns channels last,
     double zeroed = 4.3, rounded = 4;        // of passes that turn nothing: each
@@ -77,11 +81,11 @@ struct GridSampleGradientRates {
     double field_adds = 512;  // to each pixel, and in all, from where that is worth a look
     double field_least = 1.6e7;
     float field_few = 6;     // sectors that 32 points lie in, from where it pays
-    double passes = 4.4e-6;  // of an element in 16 bits, in float, beyond writing it;
-    double listed = 3.9e-5;  // of a point in the lists of runs of pixels,
+    double passes = 4.7e-6;  // of an element in 16 bits, in float, beyond writing it;
+    double listed = 3.5e-5;  // of a point in the lists of runs of pixels,
     double summed = 8.9e-6;  // of each of its gradients,
-    double lists = 24;       // of launching what makes these,
-    double lists_last = 12;  // and more where channels lie side by side
+    double lists = 20;       // of launching what makes these,
+    double lists_last = 30;  // and more where channels lie side by side
     double touches = 8;      // of launching what sets touched sums to zero and rounds them,
     double touch = 60;       // of a million sectors of these
 };

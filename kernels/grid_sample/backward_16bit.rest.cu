@@ -4,7 +4,8 @@
 
 template <typename T>
 const char* backward(GridSampleJob& job, int V, cudaStream_t stream) {
-    if (V == 8 && !job.alone) return launch_words_to_grid<T, 8>(job, stream);
+    if (job.across) return launch_words_to_grid<T, 8, true>(job, stream);
+    if (V == 8 && !job.alone) return launch_words_to_grid<T, 8, false>(job, stream);
     return (V > 1 ? launch_backward<T, 4> : launch_backward<T, 1>)(job, stream);
 }
 

@@ -268,47 +268,97 @@ __device__ inline Cell<A, D> cell_of(const GridSampleJob& job, const Offsets& st
     return spot_of<kSlope>(job, at).in(steps);
 }
 
-/// V channels of the corners, from the first pixel's on; zeros for those outside of the image.
-template <typename T, int V, int D>
-__device__ inline void load_corners(const Offsets& steps, const char* in,
-                                    const Cell<Acc<T>, D>& cell, Vector<T, V> (&value)[1 << D]) {
-    const char* first = in + int64_t(cell.base) * steps.unit;
-    asm("" : "+l"(first));  // one sum for each corner, not one for each part of it
-    const auto at = [&](int k) {
-        return load_constant<T, V>(reinterpret_cast<const T*>(first + steps.corner[k]));
-    };
-    if (cell.whole()) {
+/// Makes a word what it is here, and not elsewhere in parts.
+__device__ inline void keep(uint4& x) { asm("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)); }
+__device__ inline void keep(uint2& x) { asm("" : "+r"(x.x), "+r"(x.y)); }
+
+template <typename T, int V>
+__device__ __noinline__ Vector<T, V> load_each(const T* from, int count) {
+    Vector<T, V> word{};
 #pragma unroll
-        for (int k = 0; k < 1 << D; ++k) value[k] = at(k);
+    for (int j = 0; j < V; ++j)
+        if (j < count) word.at[j] = from[j];
+    return word;
+}
+/// How V channels are read, of which so many are left: a word of memory, parts of two, or each.
+enum class Read { kWord, kAcross, kEach };
+
+template <typename T, int V, Read kHow>
+__device__ inline Vector<T, V> load_word(const char* from, int left) {
+    const auto* first = reinterpret_cast<const T*>(from);
+    if constexpr (kHow == Read::kAcross) {
+        const auto at = reinterpret_cast<uintptr_t>(from);
+        const auto end = at + min(V, left) * int(sizeof(T)) - 1;
+        const uint4 low = __ldg(reinterpret_cast<const uint4*>(at - at % 16));
+        const uint4 high = __ldg(reinterpret_cast<const uint4*>(end - end % 16));
+        return bit_copy<Vector<T, V>>(window<T>(low, high, unsigned(at) % 16));
+    }
+    if constexpr (kHow == Read::kEach) return load_each<T, V>(first, left);
+    return load_constant<T, V>(first);
+}
+/// True if the words that these channels lie in end before the input's memory does.
+template <typename T, int V>
+__device__ inline bool ends_inside(const GridSampleJob& job, const char* from, int left) {
+    const auto end = reinterpret_cast<uintptr_t>(from) + min(V, left) * int(sizeof(T));
+    return ((end - 1) | 15) < job.input_end;
+}
+
+/// V channels of the corners, from the first pixel's on; zeros for those outside of the image.
+template <typename T, int V, int D, bool kAcross = false>
+__device__ inline void load_corners(const GridSampleJob& job, const char* in,
+                                    const Cell<Acc<T>, D>& cell, Vector<T, V> (&value)[1 << D],
+                                    int left = V) {
+    const char* first = in + int64_t(cell.base) * job.input.unit;
+    asm("" : "+l"(first));  // one sum for each corner, not one for each part of it
+    constexpr int K = 1 << D;
+    constexpr auto kHow = kAcross ? Read::kAcross : Read::kWord;
+    constexpr auto kRest = kAcross ? Read::kEach : Read::kWord;
+    const char* last = first + job.input.corner[K - 1];
+    using W = typename Word<sizeof(T) * V>::type;
+    W word[K];  // taken apart where both ways have met, once
+    if (cell.whole() && (!kAcross || ends_inside<T, V>(job, last, left))) {
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+            word[k] = bit_copy<W>(load_word<T, V, kHow>(first + job.input.corner[k], left));
     } else {
 #pragma unroll
-        for (int k = 0; k < 1 << D; ++k) {
-            value[k] = {};
-            if (cell.valid(k)) value[k] = at(k);
+        for (int k = 0; k < K; ++k) {
+            word[k] = {};
+            if (cell.valid(k))
+                word[k] = bit_copy<W>(load_word<T, V, kRest>(first + job.input.corner[k], left));
         }
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        if constexpr (sizeof(T) == 2 && V > 1) keep(word[k]);
+        value[k] = bit_copy<Vector<T, V>>(word[k]);
     }
 }
 
 /// C channels of the corners of a cell, whose first lies at `first`; of four, as many as are left.
 template <typename T, int D, int C, Narrow kLayout>
 struct Pixels {
-    static constexpr int V = kLayout == Narrow::kWords ? C : 1;
+    static constexpr bool kAcross = kLayout == Narrow::kAcross;
+    static constexpr int V = kLayout == Narrow::kWords || kAcross ? C : 1;
     Vector<T, V> at[1 << D][C / V];
 
     __device__ void read(const GridSampleJob& job, const Cell<Acc<T>, D>& cell, const char* first,
                          int64_t c_step, int left) {
-        if (cell.whole()) {
-            each(job, first, c_step, left, [](int) { return true; });
+        constexpr auto kHow = kAcross ? Read::kAcross : Read::kWord;
+        const char* last = first + job.input.corner[(1 << D) - 1];
+        if (cell.whole() && (!kAcross || ends_inside<T, V>(job, last, left))) {
+            each<kHow>(job, first, c_step, left, [](int) { return true; });
         } else {
             memset(at, 0, sizeof(at));
-            each(job, first, c_step, left, [&](int k) { return cell.valid(k); });
+            constexpr auto kRest = kAcross ? Read::kEach : Read::kWord;
+            each<kRest>(job, first, c_step, left, [&](int k) { return cell.valid(k); });
         }
     }
-    template <typename Valid>
+    template <Read kHow, typename Valid>
     __device__ void each(const GridSampleJob& job, const char* first, int64_t c_step, int left,
                          const Valid& valid) {
         const auto load = [&](int k, int c, const char* from) {
-            if (valid(k)) at[k][c] = load_constant<T, V>(reinterpret_cast<const T*>(from));
+            if (valid(k)) at[k][c] = load_word<T, V, kHow>(from, left);
         };
 #pragma unroll
         for (int k = 0; k < 1 << D; k += 2) {
@@ -330,7 +380,10 @@ struct Pixels {
 
 /// Blocks to an SM: registers that hold a point's values, and no more.
 template <typename T, int D, int C>
-constexpr int kNarrowBlocks = ((D == 2 ? 14 : 12) - (C == 4 ? 4 : 0)) / (sizeof(T) == 8 ? 2 : 1);
+constexpr int kNarrowBlocks = ((D == 2 ? 14 : 12) - (C == 8   ? D + 4
+                                                     : C == 4 ? 4
+                                                              : 0)) /
+                              (sizeof(T) == 8 ? 2 : 1);
 
 constexpr int kMostLanes = 8;  // threads that share a point
 

@@ -22,7 +22,7 @@ struct Savings {
 Savings beyond(float sectors) { return {(1 - sectors) / 31, 1, 0}; }
 
 /// Both ways, and when to take the second: always, never, or by a look at the points. The second
-/// turns channels last, or sums in shared memory (`field`, `runs`, which look at the points too).
+/// turns channels last, or sums in shared memory (`field`, `runs`).
 struct Plans {
     Plan plain, turned;
     enum { kPlain, kTurned, kProbe } take = kPlain;
@@ -141,15 +141,16 @@ Plans plans_of(const GridSampleParams& p) {
     Plans plans;
     plans.plain = plan_of(p, false);
     const bool sums = p.grad_out && p.grad_input && !is_second(p) && !plans.plain.fixed;
-    if (sums && p.interpolation == Interpolation::kLinear) {
+    const bool linear = p.interpolation == Interpolation::kLinear;
+    if (sums && p.interpolation != Interpolation::kCubic) {
         if (is_dense(p) && by_runs(p)) {
             plans.turned.runs = true;
-            plans.turned.sum_bytes = runs_of(p).bytes();
-            plans.take = Plans::kProbe;
-            plans.why = "16 bits, and far more pixels than points; unless these crowd in places";
+            plans.turned.sum_bytes = runs_of(p).bytes(p.B * p.C * voxel_count(p));
+            plans.take = Plans::kTurned;
+            plans.why = "16 bits, and far more pixels than points";
             return plans;
         }
-        if ((plans.turned.field = field_channels(p))) {
+        if (linear && (plans.turned.field = field_channels(p))) {
             plans.turned.sums = plans.turned.order = element_size(p.dtype) == 2;
             if (plans.turned.sums) plans.turned.sum_bytes = field_bytes(p, p.C * 4);
             plans.turned.pad = p.C;

@@ -24,8 +24,8 @@ struct AxisOf {
 };
 
 /// How the kernels for few channels, or for a few at a time, find a cell's pixels: neighbours along
-/// x lie side by side; or a pixel's channels; or these make one word.
-enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords };
+/// x lie side by side; or a pixel's channels; or these make one word; or lie in two.
+enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords, kAcross };
 
 /// What a launch needs beside the parameters. Tensors may stand for those of the caller; a launch
 /// takes points [first, first + count) of images blockIdx.y + image on. In the order of the
@@ -46,6 +46,7 @@ struct GridSampleJob {
     AxisOf<float> axes[3];  // z, y, x
     Offsets input, sums;    // of p.input and p.grad_input
     DType sum_dtype;        // of what p.grad_input points to: sums of gradients
+    uintptr_t input_end;    // where p.input's memory ends
 
     AxisOf<double> exact_axes[3];
     unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
@@ -60,7 +61,8 @@ struct GridSampleJob {
     Narrow narrow;
     bool general;  // offsets do not fit in 32 bits, or sums are in fixed point
     bool alone;    // the kernel for the gradient to the grid alone
-    bool words;    // a thread takes a point, four channels of it in one word
+    bool words;    // a thread takes a point, its channels in words
+    bool across;   // which do not begin where words of memory do
     bool planes;   // channel after channel, where they are no neighbours
     bool follows;  // kernels that add to p.grad_input follow one of the same call, see `start`
     int together;  // words of a point's channels that a warp stages at a time

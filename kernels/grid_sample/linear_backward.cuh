@@ -97,15 +97,16 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
                 const uint32_t bits = real && cell.flags >> side & 1 ? cell.column() : 0;
                 if (bits != 0) {
                     const int base = cell.base + int(side) * job.sums.step[2];
-                    Vector<T, V> value[K];
+                    using W = typename Word<sizeof(T) * V>::type;
+                    W value[K];
                     if (job.reads) {
                         const char* at = in + c0 * int(sizeof(T)) + int64_t(base) * job.input.unit;
 #pragma unroll
                         for (int k = 0; k < K; ++k) {
                             value[k] = {};
                             if (bits >> k & 1)
-                                value[k] = load_constant<T, V>(
-                                    reinterpret_cast<const T*>(at + job.input.corner[2 * k]));
+                                value[k] =
+                                    __ldg(reinterpret_cast<const W*>(at + job.input.corner[2 * k]));
                         }
                     }
                     float weight[K];
@@ -128,9 +129,12 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
                     if (job.reads) {
                         float dot[K] = {};
 #pragma unroll
-                        for (int k = 0; k < K; ++k)
+                        for (int k = 0; k < K; ++k) {
+                            keep(value[k]);
+                            const auto each = bit_copy<Vector<T, V>>(value[k]);
 #pragma unroll
-                            for (int j = 0; j < V; ++j) dot[k] += grad[j] * load(value[k].at[j]);
+                            for (int j = 0; j < V; ++j) dot[k] += grad[j] * load(each.at[j]);
+                        }
                         cell.column_slopes(dot, weight, along, side, grad_grid);
                     }
                 }
@@ -249,7 +253,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
             for (int u = 0; u < U; ++u)
                 if (const int c = c0 + u * lanes; c < C)
-                    load_corners(job.input, in + c * c_step, cell, value[u]);
+                    load_corners(job, in + c * c_step, cell, value[u]);
 #pragma unroll
             for (int u = 0; u < U; ++u)
                 if (c0 + u * lanes < C)
@@ -413,7 +417,7 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
             return launch_points(grid_backward<T, D, 4, Narrow::kWords, true>, job,
                                  32 >> job.lanes_log2, stream, most_blocks(job, 32));
     if constexpr (V > 1)
-        if (!job.p.grad_input) return launch_words_to_grid<T, V>(job, stream);
+        if (!job.p.grad_input) return launch_words_to_grid<T, V, false>(job, stream);
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);

@@ -19,33 +19,32 @@
 template <typename T, int V>
 __device__ inline void write_words(const WordStage<T, V>& stage, T* out, int64_t P, int c0, int C,
                                    int points, bool pairs) {
-    const int in_warp = threadIdx.x % 32;
-    if (sizeof(T) == 2 && pairs) {
-        const int side = in_warp / 16, point = in_warp % 16 * 2;
-        const bool inside = point < points;
+    const int in_warp = threadIdx.x % 32, count = min(stage.words * V, C - c0);
+    const auto write = [&](auto element, int side, int point, int sides) {
+        using E = decltype(element);
+        if (point >= points) return;
         T* to = out + (c0 + side) * P + point;
-#pragma unroll 1
-        for (int w = 0; w < stage.words; ++w) {
+        const int64_t next = sides * P;
+        const auto word = [&](int w, auto has) {
             const T* from = stage.row(w, side) + point;
 #pragma unroll
-            for (int j = 0; j < V; j += 2, to += 2 * P, from += 2 * stage.words * stage.pitch)
-                if (inside && c0 + w * V + j + side < C)
-                    *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
-        }
-        return;
-    }
-    T* to = out + c0 * P + in_warp;
+            for (int j = 0; j < V;
+                 j += sides, to += next, from += sides * stage.words * stage.pitch)
+                if (has(j + side)) *reinterpret_cast<E*>(to) = *reinterpret_cast<const E*>(from);
+        };
+        const int whole = count / V, rest = count % V;
 #pragma unroll 1
-    for (int w = 0; w < stage.words; ++w) {
-        const T* from = stage.row(w, 0) + in_warp;
-#pragma unroll
-        for (int j = 0; j < V; ++j, to += P, from += stage.words * stage.pitch)
-            if (in_warp < points && c0 + w * V + j < C) *to = *from;
-    }
+        for (int w = 0; w < whole; ++w) word(w, [](int) { return true; });
+        if (rest > 0) word(whole, [&](int j) { return j < rest; });
+    };
+    if (sizeof(T) == 2 && pairs)
+        write(unsigned{}, in_warp / 16, in_warp % 16 * 2, 2);
+    else
+        write(T{}, 0, in_warp, 1);
 }
 
 /// V > 1: words of V channels that lie side by side.
-template <typename T, int V, int D>
+template <typename T, int V, int D, bool kAcross>
 __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     linear_forward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
@@ -61,6 +60,7 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
         return Coordinates<A, D>(job, grid, i < job.count ? i : job.count - 1);
     };
     const char* in = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T));
+    asm("" : "+l"(in));  // found once
     T* out = static_cast<T*>(p.out) + b * p.C * p.P + job.first;
     const bool pairs = (reinterpret_cast<uintptr_t>(out) | p.P * sizeof(T)) % (2 * sizeof(T)) == 0;
     const WordStage<T, V> stage(staging, words);
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
                 A weight[1 << D];
                 cell.weights(weight);
                 Vector<T, V> value[1 << D];
-                load_corners(job.input, in + c * int(sizeof(T)), cell, value);
+                load_corners<T, V, D, kAcross>(job, in + c * int(sizeof(T)), cell, value, C - c);
                 T* to = stage.row(of.word, 0) + of.point;
 #pragma unroll
                 for (int j = 0; j < V; ++j, to += words * stage.pitch) {
@@ -98,11 +98,13 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     }
 }
 
-/// A thread takes a point and C channels, with C = 4 all of a share's, four at a time.
+/// A thread takes a point and C channels; from C = 4 on, all of a share's, C at a time.
 template <typename T, int D, int C, Narrow kLayout>
 __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
     narrow_forward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
+    constexpr bool kAcross = kLayout == Narrow::kAcross, kWords = kLayout == Narrow::kWords;
+    constexpr bool kShares = C >= 4;
     each_block(job, [&](unsigned block) {
         const GridSampleParams& p = job.p;
         const int i = block * blockDim.x + threadIdx.x;
@@ -112,11 +114,11 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
         const int64_t c_step =
             kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
         // Of words, whole ones.
-        constexpr int kPart = kLayout == Narrow::kWords ? C : 1;
-        const int share = C == 4 ? int(ceil_div(ceil_div(p.C, kPart), gridDim.z)) * kPart : C;
+        constexpr int kPart = kWords || kAcross ? C : 1;
+        const int share = kShares ? int(ceil_div(ceil_div(p.C, kPart), gridDim.z)) * kPart : C;
         const int begin = blockIdx.z * share;
-        int left = C == 4 ? min(share, int(p.C) - begin) : C;
-        if (kLayout == Narrow::kWords && left <= 0) return;
+        int left = kShares ? min(share, int(p.C) - begin) : C;
+        if (kPart > 1 && left <= 0) return;
         T* to = static_cast<T*>(p.out) + (b * p.C + begin) * p.P + job.first + i;
         const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
         const char* first = static_cast<const char*>(p.input) +
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
                             int64_t(cell.base) * job.input.unit;
         if (p.interpolation == Interpolation::kNearest) {
             const bool valid = cell.valid(0);
-            if constexpr (kLayout == Narrow::kWords) {
+            if constexpr (kWords) {
 #pragma unroll 4
                 for (; left > 0; left -= C, first += C * c_step) {
                     Vector<T, C> value{};
@@ -149,13 +151,13 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
             pixels.read(job, cell, first, c_step, left);
 #pragma unroll
             for (int c = 0; c < C; ++c) {
-                if (C == 4 && c >= left) break;
+                if (kShares && c >= left) break;
                 float sum = 0;
 #pragma unroll
                 for (int k = 0; k < K; ++k) sum += weight[k] * pixels.value(k, c, p.dtype);
                 to[c * p.P] = store<T>(sum);
             }
-            if (C < 4 || left <= C) break;
+            if (!kShares || left <= C) break;
         }
     });
 }
@@ -205,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
             for (int u = 0; u < U; ++u)
                 if (u == 0 || c + u * lanes < C)
-                    load_corners(job.input, in + (c + u * lanes) * c_step, cell, value[u]);
+                    load_corners(job, in + (c + u * lanes) * c_step, cell, value[u]);
 #pragma unroll
             for (int u = 0; u < U; ++u) {
                 if (u > 0 && c + u * lanes >= C) break;
@@ -237,17 +239,23 @@ const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
                     : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
 }
 
+template <typename T, int V, int D, bool kAcross>
+const char* launch_word_forward(GridSampleJob& job, cudaStream_t stream) {
+    constexpr auto kLayout = kAcross ? Narrow::kAcross : Narrow::kWords;
+    if constexpr (V == 4 || kAcross)
+        if (job.words)
+            return launch_points(narrow_forward<T, D, V, kLayout>, job, 32, stream,
+                                 most_blocks(job, 32), job.shares);
+    const int bytes = kThreads / 32 * WordStage<T, V>::elements(job.together) * int(sizeof(T));
+    return launch_points(linear_forward<T, V, D, kAcross>, job, 32, stream,
+                         job.processors * kWordBlocks<V, D>, 1, bytes);
+}
+
 template <typename T, int V, int D>
 const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
-    if constexpr (V == 4)
-        if (job.words)
-            return launch_points(narrow_forward<T, D, 4, Narrow::kWords>, job, 32, stream,
-                                 most_blocks(job, 32), job.shares);
-    if constexpr (V > 1) {
-        const int bytes = kThreads / 32 * WordStage<T, V>::elements(job.together) * int(sizeof(T));
-        return launch_points(linear_forward<T, V, D>, job, 32, stream,
-                             job.processors * kWordBlocks<V, D>, 1, bytes);
-    }
+    if constexpr (V * sizeof(T) == 16)
+        if (job.across) return launch_word_forward<T, V, D, true>(job, stream);
+    if constexpr (V > 1) return launch_word_forward<T, V, D, false>(job, stream);
     using S = Stored<T>;
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(wide_forward<S, D>, job, each, stream);

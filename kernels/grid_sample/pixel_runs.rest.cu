@@ -1,8 +1,9 @@
 // grid_sample's gradient to an input of 16 bits that is far larger than what is added to it, by
-// linear interpolation. Sums are float and rounded once, so in memory they would take passes of
-// their own over the whole field: zeros, sums, what is rounded, 4 + 8 + 6 bytes a pixel. Here
-// points are listed by the runs of pixels that they add to; a block has a run's sums in shared
-// memory and writes the pixels, each once: 2 bytes, and for each point twice its coordinates.
+// linear or nearest interpolation. Sums are float and rounded once, so in memory they would take
+// passes of their own over the whole field: zeros, sums, what is rounded, 4 + 8 + 6 bytes a pixel.
+// Here points are listed by the runs of pixels that they add to; a block has a run's sums in shared
+// memory and writes the pixels, each once: 2 bytes, and for each point twice its coordinates. Of
+// runs where points crowd, at a border to which they are clamped for one, sums are in memory.
 #include "cell.cuh"
 #include "pixel_runs.cuh"
 
@@ -21,20 +22,45 @@ __device__ inline void each_corner(const GridSampleParams& p, const Cell<float, 
     }
 }
 
-/// Lists points of image blockIdx.y in a bin of each run that they add to; tells whether one of the
-/// bins is full.
+/// Writes the gradient to the coordinates of point i of image b, by all channels.
 template <int D>
+__device__ inline void slopes_of(const GridSampleJob& job, const Spot<float, D>& spot, int64_t b,
+                                 int i) {
+    const GridSampleParams& p = job.p;
+    const auto cell = spot.in(job.input);
+    const Short* const in = static_cast<const Short*>(p.input) + b * p.input_stride[0];
+    const Short* const grad_out =
+        static_cast<const Short*>(p.grad_out) + b * p.grad_out_stride[0] + p.grad_out_points.at(i);
+    float dot[1 << D] = {}, slope[D];
+#pragma unroll 1
+    for (int64_t c = 0; c < p.C; ++c) {
+        Vector<Short, 1> value[1 << D];
+        const char* const from = reinterpret_cast<const char*>(in + c * p.input_stride[1]);
+        load_corners<Short, 1, D>(job, from, cell, value);
+        const float grad = value_of(grad_out[c * p.grad_out_stride[1]], p.dtype);
+#pragma unroll
+        for (int k = 0; k < 1 << D; ++k) dot[k] += grad * value_of(value[k].at[0], p.dtype);
+    }
+    cell.slopes(dot, slope);
+#pragma unroll
+    for (int d = 0; d < D; ++d)
+        store_as(p.grid_dtype, p.grad_grid, (b * p.P + i) * D + d, cell.moved(d, p) * slope[d]);
+}
+
+/// Lists points of image blockIdx.y in a bin of each run that they add to; tells of runs where one
+/// of the bins is full. kSlopes: with the gradient to the grid.
+template <int D, bool kSlopes>
 __global__ void __launch_bounds__(kRunThreads)
     list_kernel(const __grid_constant__ GridSampleJob job, const __grid_constant__ PixelRuns runs) {
     constexpr int kBins = PixelRuns::kBins, kBinPoints = PixelRuns::kBinPoints;
-    follow();
-    volatile int* const crowded = runs.crowded;  // lists that are given up need no more points
-    if (__syncthreads_or(*crowded)) return;
     const int i = blockIdx.x * kRunThreads + threadIdx.x, lane = threadIdx.x % 32, P = int(job.p.P);
     const int64_t b = blockIdx.y;
     const bool inside = i < P;
-    auto cell = cell_of<true>(job, job.sums,
-                              Coordinates<float, D>(job, grid_of(job, b), inside ? i : P - 1));
+    const Coordinates<float, D> coordinates(job, grid_of(job, b), inside ? i : P - 1);
+    follow();
+    const auto spot = spot_of<true>(job, coordinates);
+    if (kSlopes && inside) slopes_of(job, spot, b, i);
+    auto cell = spot.in(job.sums);
     if (!inside) cell.flags = 0;
     int last = -1, run[1 << D];  // of the first corner in it, else -1
 #pragma unroll
@@ -48,6 +74,8 @@ __global__ void __launch_bounds__(kRunThreads)
     int before[1 << D], first[1 << D];
 #pragma unroll
     for (int k = 0; k < 1 << D; ++k) {  // neighbouring points of one run are counted together
+        before[k] = 0, first[k] = 0;
+        if (!__any_sync(kAll, run[k] >= 0)) continue;  // most of those behind another along x
         const int left = __shfl_up_sync(kAll, run[k], 1);
         const bool head = lane == 0 || run[k] != left;
         const unsigned heads = __ballot_sync(kAll, head);
@@ -59,12 +87,62 @@ __global__ void __launch_bounds__(kRunThreads)
     }
 #pragma unroll
     for (int k = 0; k < 1 << D; ++k) {
+        if (!__any_sync(kAll, run[k] >= 0)) continue;
         const int place = __shfl_sync(kAll, before[k], first[k]) + lane - first[k];
         if (run[k] < 0) continue;
+        const int64_t own = b * runs.each + run[k];
         if (place < kBinPoints)
-            runs.points[((b * runs.each + run[k]) * kBins + bin) * kBinPoints + place] = i;
+            runs.points[(own * kBins + bin) * kBinPoints + place] = i;
         else
-            *crowded = 1;
+            *runs.any = runs.crowded[own] = 1;
+    }
+}
+
+/// A run of pixels of an image, in channel c or in all.
+struct Run {
+    int64_t b;
+    int first, pixels, count;  // first pixel; how many there are; elements
+    Short* to;
+    float* sums;  // in memory
+
+    __device__ Run(const GridSampleParams& p, const PixelRuns& runs, unsigned run, int64_t c) {
+        const unsigned image = run / unsigned(runs.each);
+        const int64_t all = int64_t(p.size[0]) * p.size[1] * p.size[2], C = runs.last ? p.C : 1;
+        b = image, first = int(run - image * runs.each) << runs.pixels_log2;
+        pixels = min(1 << runs.pixels_log2, int(all) - first), count = pixels * int(C);
+        to = static_cast<Short*>(p.grad_input) + b * p.grad_input_stride[0] +
+             c * p.grad_input_stride[1] + first * C;
+        sums = runs.sums + (b * p.C + c) * all + first * C;
+    }
+};
+
+/// Of runs where points crowd: adds what they give to the sums in memory.
+template <int D>
+__global__ void __launch_bounds__(kRunThreads)
+    add_kernel(const __grid_constant__ GridSampleJob job, const __grid_constant__ PixelRuns runs) {
+    follow();
+    if (!*runs.any) return;
+    const GridSampleParams& p = job.p;
+    const int64_t C = p.C, pixels = int64_t(p.size[0]) * p.size[1] * p.size[2], all = p.B * p.P;
+    const int64_t c_step = runs.last ? 1 : pixels, pixel_step = runs.last ? C : 1;
+    for (int64_t q = int64_t(blockIdx.x) * kRunThreads + threadIdx.x; q < all;
+         q += int64_t(gridDim.x) * kRunThreads) {
+        const int64_t b = q / p.P;
+        const int i = int(q - b * p.P);
+        const auto cell =
+            cell_of<true>(job, job.sums, Coordinates<float, D>(job, grid_of(job, b), i));
+        const Short* const grad_out = static_cast<const Short*>(p.grad_out) +
+                                      b * p.grad_out_stride[0] + p.grad_out_points.at(i);
+        float weight[1 << D];
+        cell.weights(weight);
+        for (int64_t c = 0; c < C; ++c) {
+            const float grad = value_of(grad_out[c * p.grad_out_stride[1]], p.dtype);
+            float* const sums = runs.sums + b * C * pixels + c * c_step;
+            each_corner(p, cell, [&](int pixel, int corner) {
+                if (runs.crowded[b * runs.each + (pixel >> runs.pixels_log2)])
+                    atomicAdd(sums + pixel * pixel_step, weight[corner] * grad);
+            });
+        }
     }
 }
 
@@ -109,80 +187,114 @@ __device__ inline unsigned pair_of(float first, float second, bool half) {
 #endif
 }
 
-/// Sums a run of pixels, of channel blockIdx.y or, where kLast, of all, and writes it: eight
-/// elements a thread, a word of memory. In shared memory the first of every eight come first, then
-/// the second ones: neighbouring threads read neighbouring floats.
+/// Of runs where points crowd: rounds the sums in memory.
+__global__ void __launch_bounds__(kRunThreads)
+    round_kernel(const __grid_constant__ GridSampleJob job,
+                 const __grid_constant__ PixelRuns runs) {
+    follow();
+    if (!*runs.any) return;
+    const unsigned channels = runs.last ? 1 : unsigned(job.p.C), all = runs.count * channels;
+    for (unsigned part = blockIdx.x; part < all; part += gridDim.x) {
+        const unsigned own = part / channels;
+        if (!runs.crowded[own]) continue;
+        const Run run(job.p, runs, own, part - own * channels);
+        for (int j = threadIdx.x; j < run.count; j += kRunThreads)
+            run.to[j] = stored<Short>(run.sums[j], job.p.dtype);
+    }
+}
+
+/// Sums a run of pixels, of one channel or, where kLast, of all, and writes it: eight elements a
+/// thread, a word of memory. Blocks of the same points follow one another.
 template <int D, bool kLast>
 __global__ void __launch_bounds__(kRunThreads, 6)
     sum_kernel(const __grid_constant__ GridSampleJob job, const __grid_constant__ PixelRuns runs) {
+    constexpr int kBins = PixelRuns::kBins, kBinPoints = PixelRuns::kBinPoints;
     constexpr int kWords = kRunElements / 8 + 1;  // a run may begin and end within one
-    __shared__ __align__(16) float sums[8 * kWords];
+    __shared__ __align__(16) float4 sums[2 * kWords];
     follow();
-    constexpr int kEach = kRunThreads / PixelRuns::kBins;  // threads to a bin
-    const int64_t bin = int64_t(blockIdx.x) * PixelRuns::kBins + threadIdx.x / kEach;
-    const int* const list = runs.points + bin * PixelRuns::kBinPoints;
-    int place = threadIdx.x % kEach, i = list[place];  // anything, beyond the points that there are
-    const int crowded = *runs.crowded, points = runs.counts[bin];
-    if (crowded) return;
-    if (place >= points) i = 0;
     const GridSampleParams& p = job.p;
-    const unsigned b = blockIdx.x / unsigned(runs.each);
-    const int first_pixel = int(blockIdx.x - b * runs.each) << runs.pixels_log2;
-    const int most = p.size[0] * p.size[1] * p.size[2] - first_pixel;
-    const int pixels = min(1 << runs.pixels_log2, most);
-    const int C = kLast ? int(p.C) : 1, count = pixels * C;
-    const int64_t c = blockIdx.y;
-    Short* const to = static_cast<Short*>(p.grad_input) + b * p.grad_input_stride[0] +
-                      c * p.grad_input_stride[1] + int64_t(first_pixel) * C;
+    const int C = kLast ? int(p.C) : 1, lane = threadIdx.x % 32;
+    const unsigned channels = kLast ? 1 : unsigned(p.C), own = blockIdx.x / channels;
+    const int64_t c = blockIdx.x - own * channels;
+    const int64_t bins = int64_t(own) * kBins;
+    int end = runs.counts[bins + lane % kBins];  // of a bin's points among all of the run's
+    const bool crowded = runs.crowded[own];
+    const Run run(p, runs, own, c);
+    if (crowded) {  // `add_kernel` takes over
+        for (int j = threadIdx.x; j < run.count; j += kRunThreads) run.sums[j] = 0;
+        return;
+    }
+#pragma unroll
+    for (int m = 1; m < kBins; m *= 2) {
+        const int other = __shfl_up_sync(kAll, end, m, kBins);
+        if (lane % kBins >= m) end += other;
+    }
+    const int points = __shfl_sync(kAll, end, kBins - 1), count = run.count;
     // Elements that the first word has before the run.
-    const int before = int(reinterpret_cast<uintptr_t>(to) / sizeof(Short) & 7);
-    const char* const grid = grid_of(job, b);
-    const Short* const grad_out =
-        static_cast<const Short*>(p.grad_out) + b * p.grad_out_stride[0] + c * p.grad_out_stride[1];
-    Listed<D> own(job, grid, grad_out, i, C);
-    for (int j = threadIdx.x; j < 2 * kWords; j += kRunThreads)
-        reinterpret_cast<float4*>(sums)[j] = float4{};
-    const bool touched = __syncthreads_or(points > 0);
+    const int before = int(reinterpret_cast<uintptr_t>(run.to) / sizeof(Short) & 7);
+    const char* const grid = grid_of(job, run.b);
+    const Short* const grad_out = static_cast<const Short*>(p.grad_out) +
+                                  run.b * p.grad_out_stride[0] + c * p.grad_out_stride[1];
+    // The point of a place, for all threads of a warp at a time.
+    const auto point = [&](int place) {
+        int bin = 0;
+#pragma unroll
+        for (int m = kBins / 2; m > 0; m /= 2)
+            if (__shfl_sync(kAll, end, bin + m - 1) <= place) bin += m;
+        const int last = __shfl_sync(kAll, end, bin > 0 ? bin - 1 : 0);
+        if (place >= points) return 0;
+        return runs.points[(bins + bin) * kBinPoints + place - (bin > 0 ? last : 0)];
+    };
+    const int warp_place = threadIdx.x - lane;
+    Listed<D> next(job, grid, grad_out, warp_place < points ? point(threadIdx.x) : 0, C);
+#pragma unroll
+    for (int k = 0; k <= 2 * kWords / kRunThreads; ++k)
+        if (const int j = k * kRunThreads + threadIdx.x; j < 2 * kWords) sums[j] = float4{};
+    if (points > 0) __syncthreads();
 #pragma unroll 1
-    while (place < points) {
-        if ((place += kEach) < points) i = list[place];
-        const auto cell = cell_of<true>(job, job.sums, own.at);
+    for (int base = warp_place; base < points; base += kRunThreads) {
+        const int place = base + lane;
+        Listed<D> at = next;
+        if (base + kRunThreads < points)
+            next = Listed<D>(job, grid, grad_out, point(place + kRunThreads), C);
+        if (place >= points) continue;
+        const auto cell = cell_of<true>(job, job.sums, at.at);
         float weight[1 << D];
         cell.weights(weight);
 #pragma unroll 1
         for (int k = 0; k < C; ++k) {
             if (kLast && k > 0 && k % 4 == 0) {
-                own.from += 4 * p.grad_out_stride[1];
-                own.read(p.grad_out_stride[1], C - k);
+                at.from += 4 * p.grad_out_stride[1];
+                at.read(p.grad_out_stride[1], C - k);
             }
-            const float grad = value_of(own.grad(k), p.dtype);
+            const float grad = value_of(at.grad(k), p.dtype);
+            float* const slots = reinterpret_cast<float*>(sums) + k + before;
             each_corner(p, cell, [&](int pixel, int corner) {
-                const int at = pixel - first_pixel, slot = at * C + k + before;
-                if (unsigned(at) < unsigned(pixels))
-                    atomicAdd(sums + (slot & 7) * kWords + slot / 8, weight[corner] * grad);
+                const int at = pixel - run.first;
+                if (unsigned(at) < unsigned(run.pixels))
+                    atomicAdd(slots + at * C, weight[corner] * grad);
             });
         }
-        if (place < points) own = Listed<D>(job, grid, grad_out, i, C);
     }
-    if (touched) __syncthreads();
+    if (points > 0) __syncthreads();
     const bool half = p.dtype == DType::kHalf;
+    const int second = lane >> 2 & 1;  // four threads begin with the other half: all banks
     for (int word = threadIdx.x; word < (count + before + 7) / 8; word += kRunThreads) {
         uint4 rounded{};
-        if (touched) {
-            const float* const own = sums + word;
-            rounded.x = pair_of(own[0], own[kWords], half);
-            rounded.y = pair_of(own[2 * kWords], own[3 * kWords], half);
-            rounded.z = pair_of(own[4 * kWords], own[5 * kWords], half);
-            rounded.w = pair_of(own[6 * kWords], own[7 * kWords], half);
+        if (points > 0) {
+            const float4 a = sums[2 * word + second], b = sums[2 * word + 1 - second];
+            const uint2 x{pair_of(a.x, a.y, half), pair_of(a.z, a.w, half)};
+            const uint2 y{pair_of(b.x, b.y, half), pair_of(b.z, b.w, half)};
+            rounded = second ? uint4{y.x, y.y, x.x, x.y} : uint4{x.x, x.y, y.x, y.y};
         }
         const int first = 8 * word - before;
         if (first >= 0 && first + 8 <= count) {
-            *reinterpret_cast<uint4*>(to + first) = rounded;
+            *reinterpret_cast<uint4*>(run.to + first) = rounded;
         } else {
             const auto each = bit_copy<Vector<Short, 8>>(rounded);
 #pragma unroll
             for (int k = 0; k < 8; ++k)
-                if (unsigned(first + k) < unsigned(count)) to[first + k] = each.at[k];
+                if (unsigned(first + k) < unsigned(count)) run.to[first + k] = each.at[k];
         }
     }
 }
@@ -190,12 +302,17 @@ __global__ void __launch_bounds__(kRunThreads, 6)
 template <int D>
 const char* run(const GridSampleJob& job, const PixelRuns& runs, cudaStream_t stream) {
     const GridSampleParams& p = job.p;
-    cudaMemsetAsync(runs.crowded, 0, runs.zero_bytes(), stream);
+    cudaMemsetAsync(runs.any, 0, runs.zero_bytes(), stream);
+    const auto launch = [&](auto kernel, dim3 blocks, bool follows) {
+        start(kernel, blocks, kRunThreads, 0, follows, stream, job, runs);
+    };
     const dim3 listers(unsigned(ceil_div(p.P, kRunThreads)), unsigned(p.B));
-    list_kernel<D><<<listers, kRunThreads, 0, stream>>>(job, runs);
-    const dim3 summers(unsigned(runs.count), unsigned(runs.last ? 1 : p.C));
-    const auto kernel = runs.last ? sum_kernel<D, true> : sum_kernel<D, false>;
-    start(kernel, summers, kRunThreads, 0, job.follows, stream, job, runs);
+    launch(p.grad_grid ? list_kernel<D, true> : list_kernel<D, false>, listers, false);
+    const unsigned summers = unsigned(runs.count) * unsigned(runs.last ? 1 : p.C);
+    launch(runs.last ? sum_kernel<D, true> : sum_kernel<D, false>, summers, job.follows);
+    const unsigned few = 8u * unsigned(job.processors);  // which do nothing, as a rule
+    launch(add_kernel<D>, few, job.follows);
+    launch(round_kernel, few, job.follows);
     return launch_error();
 }
 

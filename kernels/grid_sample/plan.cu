@@ -105,10 +105,14 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     }
     job.lanes_log2 = lanes_log2(p, plan);
     job.narrow = narrow_of(p);
-    job.alone = !job.general && grid_alone(p);
+    job.alone = !job.general && grid_alone(p, plan);
     job.reads = reads_input(p);
     job.planes = by_planes(p) && job.narrow == Narrow::kPlanar;
-    job.words = p.C <= 4 || takes_points(p);
+    job.words = p.C <= 4 || takes_points(p) || (plan.across && p.C <= plan.V);
+    job.across = plan.across;
+    int64_t last = (p.B - 1) * p.input_stride[0] + (p.C - 1) * p.input_stride[1];
+    for (int d = 0; d < 3; ++d) last += (p.size[d] - 1) * p.input_stride[2 + d];
+    job.input_end = reinterpret_cast<uintptr_t>(p.input) + (last + 1) * element_size(p.dtype);
     const int words = int(ceil_div(p.C, plan.V));
     const int most = p.grad_out ? kMostWords / 2 : kMostWords;
     job.together = int(ceil_div(words, ceil_div(words, most)));
@@ -366,14 +370,11 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     const Plans plans = plans_of(*p);
     tell(*p, plans);
     Chain chain = chain_on(static_cast<cudaStream_t>(stream_pointer));
+    if (plans.turned.runs && p->grad_grid && !slopes_by_runs(*p))
+        return run_apart(*p, plans.turned, {}, chain);
     if (plans.take != Plans::kProbe)
         return run(*p, plans.take == Plans::kTurned ? plans.turned : plans.plain, {}, chain);
     int* const choice = static_cast<int*>(p->scratch);
-    if (plans.turned.runs) {  // which choose the other way where points crowd
-        if (const char* error = run_apart(*p, plans.turned, {}, chain)) return error;
-        const GridSampleParams to_input = to_input_of(*p);
-        return run(to_input, plan_of(to_input, false), {choice, 1}, chain);
-    }
     GridSampleJob job{*p};
     set_points(job, plans.plain);
     float field = 1;  // sectors

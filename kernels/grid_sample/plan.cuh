@@ -60,6 +60,21 @@ int vector_of(const GridSampleParams& p, const void* data, const int64_t (&strid
     return 1;
 }
 
+/// True if words of channels are read that do not begin where words of memory do: of large images
+/// and many points, but not so many that a copy in words of memory pays. Of others kernels that
+/// read an element at a time take less time.
+bool reads_across(const GridSampleParams& p) {
+    constexpr auto r = kGridSampleRates;
+    const int size = element_size(p.dtype);
+    const int64_t voxels = voxel_count(p);
+    const int64_t least = p.grad_out ? kGridSampleGradientRates.few_words : r.across_points;
+    const bool quick = size == 4 && p.C <= 16;  // to copy
+    return p.C > 4 && p.input_stride[1] == 1 && p.dtype != DType::kDouble &&
+           p.interpolation == Interpolation::kLinear && p.B * p.P >= least &&
+           double(p.P) <= (quick ? r.across_quick : r.across_most) * double(voxels) &&
+           p.C * voxels * size >= r.across_image && steps_of(p, p.input_stride, size).fits;
+}
+
 template <typename A>
 AxisOf<A> axis_of(const GridSampleParams& p, int d) {
     const A size = A(p.whole[d]), last = size - 1;
@@ -83,6 +98,7 @@ struct Plan {
     int field = 0;         // or in shared memory, of so many whole channels at a time
     bool runs = false;     // or of runs of pixels
     bool touched = false;  // of sums, those of pixels that points touch, and no others
+    bool across = false;   // words of V channels do not begin where words of memory do
     int V = 1;             // channels at a time
     int64_t pad = 0;       // channels of a copy or of sums
     int64_t copy_bytes = 0, sum_bytes = 0;
@@ -149,8 +165,8 @@ PixelRuns runs_of(const GridSampleParams& p) {
     return runs;
 }
 
-/// True if the gradient to the input is summed by runs of pixels, unless points crowd: where passes
-/// over the field in float take longer than lists of the points.
+/// True if the gradient to the input is summed by runs of pixels: where passes over the field in
+/// float take longer than lists of the points.
 bool by_runs(const GridSampleParams& p) {
     constexpr auto r = kGridSampleGradientRates;
     const int64_t voxels = voxel_count(p);
@@ -164,6 +180,12 @@ bool by_runs(const GridSampleParams& p) {
     const double points = double(p.B) * p.P;
     const double lists = points * (r.listed + p.C * r.summed) + r.lists + (last ? r.lists_last : 0);
     return fits && double(p.B) * p.C * voxels * r.passes > lists;
+}
+
+/// True if those who list the points for it make the gradient to the grid too.
+bool slopes_by_runs(const GridSampleParams& p) {
+    return p.C <= 2 && p.interpolation == Interpolation::kLinear &&
+           steps_of(p, p.input_stride, element_size(p.dtype)).fits;
 }
 
 /// Scratch memory for a field of so many bytes a pixel.
@@ -208,17 +230,20 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
     if (p.grad_out && p.grad_input && p.deterministic) {
         plan.fixed = true;
     } else if (!p.grad_out) {
-        plan.V = vector_of(p, p.input, p.input_stride);
+        plan.V = turn ? turned_word(p) : vector_of(p, p.input, p.input_stride);
         plan.copy = turn;
-        if (turn) plan.V = turned_word(p);
         // Those whose kernel has a thread for each point take four at a time.
         if (takes_points(p)) plan.V = std::min(plan.V, 4);
+        plan.across = plan.V == 1 && reads_across(p);
+        if (plan.across) plan.V = 16 / size;
     } else if (second || p.dtype == DType::kDouble) {
         plan.sums = plan.order = size == 2 && p.grad_input;
     } else if (!p.grad_input) {
         plan.copy = turn;
         plan.V = turn ? turned_word(p) : vector_of(p, p.input, p.input_stride);
         if (p.interpolation == Interpolation::kCubic) plan.V = std::min(plan.V, 4);
+        plan.across = plan.V == 1 && reads_across(p);
+        if (plan.across) plan.V = 16 / size;
     } else {
         const bool dense = is_dense(p);
         const bool direct =
@@ -259,18 +284,17 @@ Narrow narrow_of(const GridSampleParams& p) {
 }
 
 /// Whether the kernel for the gradient to the grid alone does the job, in words or not.
-bool grid_alone(const GridSampleParams& p) {
+bool grid_alone(const GridSampleParams& p, const Plan& plan) {
     return p.grad_grid && !p.grad_input && !is_second(p) &&
            p.interpolation == Interpolation::kLinear && narrow_of(p) != Narrow::kNot &&
-           (vector_of(p, p.input, p.input_stride) < 4 || p.C == 4 ||
-            p.B * p.P < kGridSampleGradientRates.few_words);
+           (plan.V < 4 || p.C == 4 || p.B * p.P < kGridSampleGradientRates.few_words);
 }
 
 /// Threads that share a point.
 int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     const int64_t vectors = ceil_div(p.C, plan.V);
     int log2 = 0;
-    if (grid_alone(p)) {  // its kernel takes four channels at a time
+    if (grid_alone(p, plan)) {  // its kernel takes four channels at a time
         const int most = p.input_stride[1] == 1 || p.B * p.P < 2048 ? 5 : 2;
         while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < kGridSampleRates.filled / 2)
             ++log2;

@@ -5,7 +5,7 @@
 #pragma once
 #include "cell.cuh"
 
-template <typename T, int V, int D>
+template <typename T, int V, int D, bool kAcross>
 __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     words_to_grid(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     const char* grid = grid_of(job, b);
     const auto held = [&](int i) { return i < job.count ? i : job.count - 1; };
     const char* in = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T));
+    asm("" : "+l"(in));  // found once
     const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0];
     const WordStage<T, V> grads(staging, words);
     const WordStage<float, D> slopes(
@@ -33,11 +34,15 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
         float sum[D] = {};
 #pragma unroll 1
         for (int c0 = 0; c0 < C; c0 += V * words) {
-#pragma unroll 1
-            for (int w = 0; w < words; ++w)
+            const auto stage = [&](int w, auto has) {
 #pragma unroll
                 for (int j = 0; j < V; ++j, from += p.grad_out_stride[1])
-                    grads.row(w, j)[in_warp] = c0 + w * V + j < C ? *from : T{};
+                    grads.row(w, j)[in_warp] = has(j) ? *from : T{};
+            };
+            const int whole = min(words, (C - c0) / V);
+#pragma unroll 1
+            for (int w = 0; w < whole; ++w) stage(w, [](int) { return true; });
+            if (whole < words) stage(whole, [&](int j) { return c0 + whole * V + j < C; });
             __syncwarp();
             WordOf of = first_word;
 #pragma unroll 1
@@ -47,9 +52,11 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
                 float dot[K] = {}, slope[D];
                 if (c < C) {
                     Vector<T, V> value[K];
-                    load_corners(job.input, in + c * int(sizeof(T)), cell, value);
+                    load_corners<T, V, D, kAcross>(job, in + c * int(sizeof(T)), cell, value,
+                                                   C - c);
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
+                        if (kAcross && c + j >= C) break;
                         const float grad = load(grads.row(of.word, j)[of.point]);
 #pragma unroll
                         for (int k = 0; k < K; ++k) dot[k] += grad * load(value[k].at[j]);
@@ -73,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     }
 }
 
-template <typename T, int V>
+template <typename T, int V, bool kAcross>
 const char* launch_words_to_grid(GridSampleJob& job, cudaStream_t stream) {
     const auto launch = [&](auto kernel, auto D) {
         const int bytes = WordStage<T, V>::elements(job.together) * int(sizeof(T)) +
@@ -82,6 +89,6 @@ const char* launch_words_to_grid(GridSampleJob& job, cudaStream_t stream) {
                              kThreads / 32 * bytes);
     };
     using std::integral_constant;
-    return job.p.D == 3 ? launch(words_to_grid<T, V, 3>, integral_constant<int, 3>{})
-                        : launch(words_to_grid<T, V, 2>, integral_constant<int, 2>{});
+    return job.p.D == 3 ? launch(words_to_grid<T, V, 3, kAcross>, integral_constant<int, 3>{})
+                        : launch(words_to_grid<T, V, 2, kAcross>, integral_constant<int, 2>{});
 }
