@@ -1,0 +1,243 @@
+"""grid_sample's ways through layouts, threads, kernels that follow each other, and large sizes."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from battery import DTYPES
+from sampling import (
+    LAST,
+    PADDINGS,
+    all_of,
+    by_torch,
+    check,
+    check_gradients,
+    in_float32,
+    mostly_close,
+    places,
+    sample,
+    torchs,
+)
+from torch.testing import assert_close
+
+from loader import grid_sample, grid_sample_bw
+
+
+def test_large_enough_for_several_threads(device):
+    """The work is split by points, images, channels or slabs of an axis: the same results."""
+    for size, points in (
+        ((1, 1, 40, 300), (200, 400)), ((1, 3, 50, 60), (150, 150)), ((3, 2, 50, 60), (100, 150)),
+        ((1, 16, 20, 21, 22), (20, 30, 30)), ((1, 40, 30, 30), (50, 60)), ((5, 4, 30, 30), (40, 60)),
+    ):  # fmt: skip
+        input, grid = sample(size, points, device, torch.float32, reach=1.1)
+        for dtype, last in itertools.product(DTYPES[::2], (False, True)):
+            image = input.to(dtype)
+            image = image.contiguous(memory_format=LAST[len(points)]) if last else image
+            check(image, grid, "bilinear", "border")
+        for mode in ("bilinear", "bicubic") if device == "cpu" else ():
+            results = [all_of(grid_sample, input, grid, mode)]
+            threads = torch.get_num_threads()
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                results.append(all_of(grid_sample, input, grid, mode))
+                torch.set_num_threads(threads)
+                assert all(map(torch.equal, results[0], results[-1]))
+
+
+def test_scattered_or_not(device):
+    """Large images of many channels are read otherwise where neighbouring points are far apart."""
+    for size, points in (((1, 5, 40, 40, 40), (20, 40, 40)), ((1, 17, 400, 400), (300, 300))):
+        input, grid = sample(size, points, device, torch.float32)
+        near = torch.eye(len(points), len(points) + 1)[None]
+        near = F.affine_grid(near, (1, 1, *points), align_corners=False)
+        check(input, grid, "bilinear", "zeros")
+        check(input, near.to(device), "bilinear", "zeros")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["anywhere", "in order"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "size, points",
+    [
+        ((2, 3, 61, 67), 200_000),  # channels of an odd number of pixels, which begin anywhere
+        ((3, 2, 40, 64), 100_000),
+        ((1, 5, 23, 21, 19), 90_000),
+        ((1, 33, 141, 203), 500_000),
+        ((2, 72, 16, 20, 24), 30_000),
+        ((1, 3, 1811, 1907), 30_000),  # few points of large channels: one channel after the other
+        ((1, 5, 201, 203, 207), 80_000),
+    ],
+)
+def test_channels_turned_on_a_gpu(size, points, dtype, path):
+    """A GPU turns channels last, reads and adds to them together; or takes one after the other."""
+    dims = len(size) - 2
+    dense = torch.rand(size, device="cuda").to(dtype)
+    grid = places(path, size[0], points, dims, "cuda").to(dtype)
+    slices = torch.rand(*size[:-1], size[-1] + 1, device="cuda").to(dtype)[..., 1:]
+    for image in (dense, dense.contiguous(memory_format=LAST[dims]), slices):
+        options = "bilinear", "border", True
+        theirs = torchs(image.float(), grid.float(), *options)
+        mostly_close(grid_sample(image, grid, *options), theirs, 256)
+        small = max(size) < 100 and dtype == torch.float32
+        check_gradients(image, grid, "reflection", by_torch if small else in_float32)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "size, points",
+    [((1, 33, 431, 401), 70_000), ((2, 13, 809, 503), 40_000), ((1, 5, 131, 141, 151), 90_000)],
+)
+def test_words_that_begin_anywhere(size, points, dtype):
+    """A GPU reads channels side by side in words, wherever these begin."""
+    dims = len(size) - 2
+    room = torch.rand(size[0], size[1] + 1, *size[2:], device="cuda").to(dtype)
+    room = room.contiguous(memory_format=LAST[dims])
+    grid = places("anywhere", size[0], points, dims, "cuda").to(dtype)
+    for image in (room[:, 1:], room[:, 1:].contiguous(memory_format=LAST[dims])):
+        for options in (("bilinear", "zeros", False), ("bilinear", "border", True)):
+            planar = grid_sample(image.contiguous(), grid, *options)
+            rtol = max(1e-5, 1.01 * torch.finfo(dtype).eps)
+            assert_close(grid_sample(image, grid, *options), planar, rtol=rtol, atol=1e-5)
+            found, expected = (
+                grid_sample_bw(planar, x, grid, *options, output_mask=(False, True))
+                for x in (image, image.contiguous())
+            )
+            mostly_close(found, expected, max(size[2:]))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "mode, dims", [("bilinear", 2), ("bilinear", 3), ("nearest", 2), ("bicubic", 2)]
+)
+def test_ways_on_a_gpu(mode, dims, dtype):
+    """Few channels and several in each layout, rows exchanged, grids that are apart or of float32,
+    points exactly at borders and far beyond; few points, also of so many channels that threads share
+    a point, and so many that other kernels serve them.
+    """
+    work = torch.promote_types(dtype, torch.float32)
+    sizes = [*itertools.product((1, 3, 4, 6), (40, 2400)), (20, 40), (69, 40)]
+    for (C, wide), padding in itertools.product(sizes, PADDINGS):
+        points = (37, wide) if dims == 2 else (4, 9, wide)
+        input, grid = sample((2, C, 21, 19, 23)[: 2 + dims], points, "cuda", dtype, reach=1.6)
+        ends = torch.tensor([1.0, -1.0, 3.0, -3.0, 0.0], device="cuda").to(grid)
+        grid.view(-1)[: 5 * dims] = ends.repeat(dims)
+        room = torch.empty(*grid.shape[:-1], dims + 1, dtype=dtype, device="cuda")
+        grids = grid, room[..., :dims].copy_(grid), grid.float()
+        last = input.contiguous(memory_format=LAST[dims])
+        options = mode, padding, C == 3
+        for image, at in zip(
+            (input, last, last.transpose(-1, -2), input[..., 1:]),
+            itertools.cycle(grids if dtype != torch.float64 else grids[:2]),
+        ):
+            leaves = [x.to(work).detach().requires_grad_() for x in (image, at)]
+            with torch.backends.cudnn.flags(enabled=False):
+                theirs = torchs(*leaves, *options)
+            grad_out = torch.randn(theirs.shape, device="cuda").to(dtype)
+            expected = torch.autograd.grad(theirs, leaves, grad_out.to(work))
+            mostly_close(grid_sample(image, at, *options), theirs, 23)
+            both = grid_sample_bw(grad_out, image, at, *options, output_mask=(True, True))
+            alone = grid_sample_bw(grad_out, image, at, *options, output_mask=(False, True))
+            for ours, expected_one in zip((*both, alone), (*expected, expected[1]), strict=True):
+                mostly_close(ours, expected_one, 23)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(1, 2, 65, 85), (2, 3, 120, 260), (1, 5, 31, 29, 27)])
+def test_kernels_that_follow_each_other(size, dtype, mode):
+    """Zeros, sums and their rounding overlap on a GPU: by calls in a row that find other values in
+    the same memory, and in a CUDA graph, whole numbers add up to the same bits each time.
+    """
+    dims, points = len(size) - 2, 4096
+    torch.manual_seed(5)
+    input = torch.zeros(size, device="cuda", dtype=dtype)
+    pixel = torch.stack([torch.randint(0, n, (size[0], points)) for n in size[:1:-1]], -1)
+    whole = 2 * pixel / (torch.tensor(size[:1:-1]) - 1) - 1  # the pixels themselves, aligned
+    at = torch.arange(size[0]).repeat_interleave(points), *pixel.flatten(0, 1).unbind(-1)[::-1]
+    grid = whole.view(size[0], *[1] * (dims - 1), points, dims).cuda()
+    options = mode, "border", True
+
+    def gradient(grad_out):
+        return grid_sample_bw(grad_out, input, grid, *options, output_mask=(True, False))
+
+    grad_outs = [torch.randint(-3, 4, (size[0], size[1], points)).float() for _ in range(40)]
+    expected = []
+    for grad_out in grad_outs:
+        sums = torch.zeros(size[0], *size[2:], size[1])
+        sums.index_put_(at, grad_out.movedim(1, -1).flatten(0, 1), accumulate=True)
+        expected.append(sums.movedim(-1, 1).to(input).cpu())
+    shape = size[0], size[1], *[1] * (dims - 1), points
+    on_gpu = [x.view(shape).to(input) for x in grad_outs]
+    tolerance = {"rtol": 0, "atol": 0 if mode == "nearest" else 1e-3}
+    for found, one in zip([gradient(x) for x in on_gpu], expected, strict=True):
+        assert_close(found.cpu(), one, **tolerance)
+    held, graph = on_gpu[0].clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradient(held)
+    for x, one in zip(on_gpu, expected, strict=True):
+        held.copy_(x)
+        graph.replay()
+        assert_close(found.cpu(), one, **tolerance)
+
+
+def test_more_than_2_31_elements():
+    """Offsets beyond 32 bits, on memory that one pixel or row stands for."""
+    row = torch.arange(200.0)
+    grid = torch.tensor([[-1.0, 0.9], [-0.5, 1.0], [1.0, -1.0]]).view(1, 1, 3, 2)
+    for C in (1, 6):
+        images = [row.expand(1, C, size, 200) for size in (2**24, 3)]
+        assert_close(*(grid_sample(x, grid, "bilinear", "border", True) for x in images))
+    tall = torch.zeros(1).as_strided((1, 1, 40, 3), (0, 0, 0, 0))
+    strided = torch.rand(3).as_strided((1, 3, 2**16, 2**16), (3, 1, 0, 0))
+    out = grid_sample(strided, torch.rand(1, 5, 7, 2) - 0.5)
+    assert_close(out, strided[:, :, :5, :7])
+    assert grid_sample(tall, grid).abs().sum() == 0
+    places = torch.tensor([[-1.0, 0.9, 0.3], [-0.5, 1.0, -0.2], [1.0, -1.0, 0.0]]).view(
+        1, 1, 1, 3, 3
+    )
+    for C in (1, 6):
+        strided = torch.rand(C).as_strided((1, C, 2**11, 2**11, 2**11), (0, 1, 0, 0, 0))
+        out = grid_sample(strided, places / 2, "bicubic")
+        assert_close(out, strided[:, :, :1, :1, :3])
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_more_pixels_along_an_axis_than_float32_numbers(mode):
+    """Their places are rounded, at most to outside; what lies behind the image stays unread."""
+    for size in (2**24 + 2, 2**24 + 4, 2**24 + 6):
+        memory = torch.full((2 * size + 64,), 7.0)
+        image = memory[: 2 * size].fill_(1.0).view(1, 1, 2, size)
+        grid = torch.tensor([[1.0, 1.0], [1.0, 0.5], [-1.0, 1.0], [0.0, 0.0]]).view(1, 1, 4, 2)
+        for options in itertools.product((mode,), PADDINGS, (False, True)):
+            out, to_image, _ = all_of(grid_sample, image, grid, *options)
+            assert ((out >= 0) & (out <= 1)).all()
+            assert to_image.sum().isfinite()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("last", [False, True])
+def test_more_than_2_31_elements_in_memory(last):
+    input = torch.zeros(1, 8, 2**14 + 64, 2**14, device="cuda", dtype=torch.float16)
+    input = input.contiguous(memory_format=torch.channels_last) if last else input
+    corner = input[..., -20:, -30:]
+    corner.copy_(torch.rand(corner.shape, device="cuda"))
+    x = torch.linspace(-0.9, 0.9, 25, dtype=torch.float64, device="cuda")
+    grid = torch.stack(torch.meshgrid(x, x, indexing="xy"), -1)[None]
+    sizes = torch.tensor([2**14, 2**14 + 64], device="cuda")
+    span = torch.tensor([30, 20], device="cuda")
+    whole = (1 - (1 - grid) * (span - 1) / (sizes - 1)).float()
+    small = (1 - (1 - whole.double()) * (sizes - 1) / (span - 1)).float()
+    assert_close(
+        grid_sample(input, whole, align_corners=True), grid_sample(corner, small, align_corners=True),
+        rtol=0, atol=2e-2,
+    )  # fmt: skip
+    grad_out = torch.ones(1, 8, 25, 25, device="cuda", dtype=torch.float16)
+    ours = grid_sample_bw(grad_out, input, whole, align_corners=True)
+    expected = grid_sample_bw(grad_out, corner, small, align_corners=True)
+    assert_close(ours[..., -20:, -30:], expected, rtol=0, atol=5e-2)
+    assert ours[..., :-20, :].abs().amax() == 0
