@@ -117,8 +117,9 @@ def test_every_operator_is_clean(part, tmp_path):
     operators once more, see sanitized.py.
     """
     names = OPERATORS[part::PARTS]
-    files = [str(file) for name in names for file in (ROOT / "tests").glob(f"test_{name}*.py")]
-    assert names and all(str(ROOT / f"tests/test_{name}.py") in files for name in names)
+    folder = ROOT / "tests"
+    files = [str(file) for name in names for file in sorted(folder.glob(f"test_{name}*.py"))]
+    assert names and all(str(folder / f"test_{name}.py") in files for name in names)
     checkout = Checkout(tmp_path)
     environment = build(checkout, *names)
     for tool in ("ASAN_OPTIONS", "UBSAN_OPTIONS"):  # pytest takes in what is said to stderr
