@@ -45,23 +45,33 @@ __device__ inline void add_pair(DType dtype, unsigned* to, float first, float se
 }
 
 /// Adds to a 16-bit element: a word at a time, which is what the memory adds quickly.
-__device__ __noinline__ inline void add_16bit(DType dtype, void* to, float x) {
+__device__ __noinline__ inline void add_16bit(const GridSampleJob& job, void* to, float x) {
+    if (to == job.lone) {
+        auto* const bits = static_cast<unsigned short*>(to);
+        unsigned short seen = *bits, expected;
+        do {
+            expected = seen;
+            const float sum = value_of(Short{expected}, job.sum_dtype) + x;
+            seen = atomicCAS(bits, expected, stored<Short>(sum, job.sum_dtype).bits);
+        } while (seen != expected);
+        return;
+    }
     const auto address = reinterpret_cast<uintptr_t>(to);
     const bool second = address & 2;
-    add_pair(dtype, reinterpret_cast<unsigned*>(address & ~uintptr_t(3)), second ? 0.f : x,
+    add_pair(job.sum_dtype, reinterpret_cast<unsigned*>(address & ~uintptr_t(3)), second ? 0.f : x,
              second ? x : 0.f);
 }
 
 /// Adds to an element of the gradient to elements T, in the type of its sums.
 template <typename T>
-__device__ inline void add_one(DType dtype, void* to, Acc<T> x) {
+__device__ inline void add_one(const GridSampleJob& job, void* to, Acc<T> x) {
     // Not atomicAdd, which asks at run time whether an address is one of shared memory.
     if constexpr (sizeof(T) == 8)
         asm volatile("red.global.add.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
-    else if (sizeof(T) == 4 || dtype == DType::kFloat)
+    else if (sizeof(T) == 4 || job.sum_dtype == DType::kFloat)
         asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
     else
-        add_16bit(dtype, to, x);
+        add_16bit(job, to, x);
 }
 
 /// to[0 ... K - 1] += x, K up to four, of pixels along x where job.whole_words says that they lie
@@ -89,7 +99,7 @@ __device__ inline void add_row(const GridSampleJob& job, float* to, const float 
     }
 #endif
 #pragma unroll
-    for (int k = 0; k < K; ++k) add_one<float>(DType::kFloat, to + k, x[k]);
+    for (int k = 0; k < K; ++k) add_one<float>(job, to + k, x[k]);
 }
 
 /// Adds to element `at` of p.grad_input, or to its sum in fixed point.
@@ -99,6 +109,5 @@ __device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t 
 template <typename T>
 __device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
     if (job.fixed) return add_fixed(job, at, x);
-    add_one<T>(job.sum_dtype,
-               static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
+    add_one<T>(job, static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
 }

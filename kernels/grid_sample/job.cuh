@@ -54,6 +54,7 @@ struct GridSampleJob {
     // Of float32 sums whose pixels lie side by side along x: where their whole words of 16 bytes
     // end; null for others.
     const float* whole_words;
+    const void* lone;  // of 16-bit sums: the last element, if no other is in its word of 4 bytes
     // For who launches.
     int processors;  // of the GPU
     int shares;      // of the channels, in such a kernel

@@ -288,8 +288,8 @@ __global__ void __launch_bounds__(kThreads)
                     add_row(job, reinterpret_cast<float*>(first), both);
                     continue;
                 }
-                if (mine >> k & 1) add_one<T>(job.sum_dtype, first, part[k]);
-                if (mine >> k & 2) add_one<T>(job.sum_dtype, second, part[k + 1]);
+                if (mine >> k & 1) add_one<T>(job, first, part[k]);
+                if (mine >> k & 2) add_one<T>(job, second, part[k + 1]);
             }
         }
     }
@@ -335,7 +335,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int u = 0; u < U; ++u)
             if (const int c = c0 + u * at.lanes; mine && c < C)
-                add_one<T>(job.sum_dtype, to + c * p.grad_input_stride[1] * size, grad[u]);
+                add_one<T>(job, to + c * p.grad_input_stride[1] * size, grad[u]);
     }
     if (!p.grad_grid) return;
     A none[D] = {};

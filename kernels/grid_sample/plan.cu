@@ -89,6 +89,10 @@ void set_points(GridSampleJob& job, const Plan& plan) {
                       reinterpret_cast<uintptr_t>(p.grad_input) % 16 == 0;
     const int64_t sums = p.B * p.C * voxel_count(p);
     job.whole_words = rows ? static_cast<const float*>(p.grad_input) + sums / 4 * 4 : nullptr;
+    const auto last16 = reinterpret_cast<uintptr_t>(p.grad_input) + (sums - 1) * 2;
+    job.lone = p.grad_input && element_size(job.sum_dtype) == 2 && last16 % 4 == 0
+                   ? reinterpret_cast<const void*>(last16)
+                   : nullptr;
     job.same_steps = std::equal(job.input.step, job.input.step + 3, job.sums.step);
     const PointsView& points = p.grid_points;
     const int size = element_size(p.grid_dtype);
@@ -349,8 +353,8 @@ static void tell(const GridSampleParams& p, const Plans& plans) {
         tell_choice("grid_sample", "zeros and rounding", "of pixels that points touch",
                     "16 bits, many channels side by side, and far more pixels than points");
     if (plans.turned.field || plans.turned.runs) {
-        tell_choice("grid_sample", "sums of the gradient to input", names[Plans::kProbe],
-                    plans.why);
+        tell_choice("grid_sample", "sums of the gradient to input",
+                    plans.turned.runs ? "by runs of pixels" : names[Plans::kProbe], plans.why);
         return;
     }
     tell_choice("grid_sample", p.grad_out ? "layout, of gradients" : "layout", names[plans.take],
