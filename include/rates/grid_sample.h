@@ -22,8 +22,8 @@ struct GridSampleRates {
 constexpr GridSampleRates kGridSampleRates;
 
 /// Of reading a field as it is, or turned: channels last, padded to words. An H100's, fitted to the
-/// choices between both ways in 2,500 cases at random, of which smooth warps counted twice, since
-/// most people's points neighbour. A million rows of a cell's pixels each take:
+/// choices between both ways in 700 cases at random that have both, of which smooth warps counted
+/// twice, since most people's points neighbour. A million rows of a cell's pixels each take:
 struct GridSampleReadRates {
     // As it is, in each channel: where neighbouring points share them; more where not; of what an
     // L1 cache misses; of what the L2 cache misses.
@@ -36,22 +36,23 @@ struct GridSampleReadRates {
     // a million outputs.
     double turn, stream, out;
     double worth;  // what has to be saved by a look, which takes some 15
+    double bet;    // without one: how many times as much turning has to save as it may lose
 };
 // clang-format off
 constexpr GridSampleReadRates kGridSampleForwardRates{
-    0.51, 0.42, 3.9, 8,
-    1.3, 1.2, 1.3, 4,
-    0.88, 6.2, 11.3, 0.028, 0.02, 0.17,
-    2.5, 3, 1,
-    46,
+    0.89, 0.23, 4.3, 8.5,
+    1, 2, 0.17, 5.4,
+    1, 5.2, 15.8, 0.082, 0.027, 0.87,
+    3.4, 3, 1.2,
+    48, 2.5,
 };
 /// Of the gradient to the grid, whose slopes need the same pixels.
 constexpr GridSampleReadRates kGridSampleSlopeRates{
-    0.17, 0.15, 2.8, 15.8,
-    1.2, 0.56, 1.5, 1.8,
-    1.8, 1.8, 23, 0.013, 0.12, 0.27,
-    1, 2.7, 1,
-    53,
+    0.13, 0.23, 3.1, 31,
+    0.88, 0.59, 13.9, 5.6,
+    1.7, 2.1, 34, 0.019, 0.14, 2.8,
+    3.2, 2.4, 0.12,
+    80, 0.8,
 };
 // clang-format on
 

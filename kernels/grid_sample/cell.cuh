@@ -6,6 +6,15 @@
 
 constexpr unsigned kAll = ~0u;
 
+/// True if corner k lies in the image, by Cell::flags.
+template <int D>
+__device__ inline bool corner_in(uint32_t flags, int k) {
+    bool all = true;
+#pragma unroll
+    for (int d = 0; d < D; ++d) all = all && (flags >> (2 * d + (k >> d & 1)) & 1);
+    return all;
+}
+
 /// The cell of a point: its first corner, which may lie outside, where in it the point lies, and
 /// which corners are in the image. Nearest interpolation has the first corner alone.
 template <typename A, int D>
@@ -16,10 +25,12 @@ struct Cell {
                      // two an axis: the point moves with the coordinate, and against it; bit 16:
                      // the first x is odd
 
-    __device__ bool valid(int k) const {
+    __device__ bool valid(int k) const { return corner_in<D>(flags, k); }
+    /// Whether any of its corners lies in the image.
+    __device__ bool near() const {
         bool all = true;
 #pragma unroll
-        for (int d = 0; d < D; ++d) all = all && (flags >> (2 * d + (k >> d & 1)) & 1);
+        for (int d = 0; d < D; ++d) all = all && (flags >> 2 * d & 3);
         return all;
     }
     __device__ bool whole() const { return (flags & ((1u << 2 * D) - 1)) == (1u << 2 * D) - 1; }
@@ -95,12 +106,16 @@ struct Cell {
         }
     }
     /// By how many pixels the position moves with coordinate d.
-    __device__ A moved(int d, const GridSampleParams& p) const {
+    __device__ A moved(int d, const GridSampleJob& job) const {
         const uint32_t sign = flags >> (8 + 2 * d) & 3;
-        const A scale = pixels_per_unit(A(p.whole[2 - d]), p.align_corners);
+        const A scale = job.template axis<A>(2 - d).scale;
         return sign == 0 ? A(0) : sign == 1 ? scale : -scale;
     }
 };
+
+/// What packed coordinates are, as a bit; `pairs`: two of them can be read in one word. Of numbers
+/// the compiler would make a table of jumps, in memory that is cold when a kernel begins.
+HD constexpr int read_as(DType dtype, bool pairs) { return 1 << (int(dtype) * 2 + pairs); }
 
 /// Coordinates of a point: read early, so that much is under way at a time.
 template <typename A, int D>
@@ -110,32 +125,28 @@ struct Coordinates {
     Coordinates() = default;
     /// Point i of the launch; `image`: where the grid of its image begins, in bytes.
     __device__ Coordinates(const GridSampleJob& job, const char* image, int i) {
-        const DType dtype = job.p.grid_dtype;
-        if (sizeof(A) == 8 && job.packed && dtype == DType::kDouble) {
-            read_packed<double>(job, image, i);
-        } else if (job.packed && dtype == DType::kFloat) {
-            read_packed<float>(job, image, i);
-        } else if (job.packed && dtype == DType::kHalf) {
-            read_packed<Half>(job, image, i);
-        } else if (job.packed && dtype == DType::kBFloat16) {
-            read_packed<BFloat16>(job, image, i);
-        } else {
-            A any[D];  // of its own: what a function writes to lies in memory
-            read(job, image, i, any);
+        if (read_packed<float>(DType::kFloat, job, image, i) ||
+            read_packed<Half>(DType::kHalf, job, image, i) ||
+            read_packed<BFloat16>(DType::kBFloat16, job, image, i) ||
+            (sizeof(A) == 8 && read_packed<double>(DType::kDouble, job, image, i)))
+            return;
+        A any[D];  // of its own: what a function writes to lies in memory
+        read(job, image, i, any);
 #pragma unroll
-            for (int d = 0; d < D; ++d) x[d] = any[d];
-        }
+        for (int d = 0; d < D; ++d) x[d] = any[d];
     }
     template <typename G>
-    __device__ void read_packed(const GridSampleJob& job, const char* image, int i) {
+    __device__ bool read_packed(DType dtype, const GridSampleJob& job, const char* image, int i) {
         const auto* at = reinterpret_cast<const G*>(image + int64_t(i) * job.point_step);
-        if (D == 2 && job.pairs) {
+        if (D == 2 && job.read_as & read_as(dtype, true)) {
             const auto both = load_constant<G, 2>(at);
             x[0] = load(both.at[0]), x[1] = load(both.at[1]);
-        } else {
-#pragma unroll
-            for (int d = 0; d < D; ++d) x[d] = load(load_constant<G, 1>(at + d).at[0]);
+            return true;
         }
+        if (!(job.read_as & read_as(dtype, false))) return false;
+#pragma unroll
+        for (int d = 0; d < D; ++d) x[d] = load(load_constant<G, 1>(at + d).at[0]);
+        return true;
     }
     /// Any strides and dtype. Not inlined, as is all that is rarely needed: the kernels' own code
     /// stays short.
@@ -167,9 +178,9 @@ __device__ __noinline__ Moved<A> far_reflected(A x, A size, bool align_corners) 
 }
 /// `reflected`, which is quick where a position is mirrored once at most.
 template <typename A>
-__device__ inline A quickly_reflected(A x, int size, bool align_corners, A* sign) {
-    const A low = align_corners ? A(0) : A(-0.5), span = A(align_corners ? size - 1 : size);
-    const A from_low = x - low, in = fabs(from_low);
+__device__ inline A quickly_reflected(A x, const AxisOf<A>& axis, int size, bool align_corners,
+                                      A* sign) {
+    const A low = axis.low, span = axis.span, from_low = x - low, in = fabs(from_low);
     if (in < 2 * span) {
         const bool back = in >= span;
         *sign = (from_low < 0) != back ? A(-1) : A(1);
@@ -199,8 +210,27 @@ template <typename A, int D>
 struct Spot {
     int index[D];
     A part[D];
-    uint32_t flags;
+    A sign[D];         // of a gradient: which way the point moves with a coordinate, or 0
+    uint32_t moves;    // the same, as in Cell::flags
+    bool real, whole;  // no coordinate is NaN (of a gradient); all corners lie in the image
 
+    /// The bits of Cell::flags that say which corners lie in the image.
+    __device__ uint32_t corners(const GridSampleParams& p, bool nearest) const {
+        uint32_t bits = 0;
+        if (!real) return bits;
+#pragma unroll
+        for (int d = 0; d < D; ++d) {
+            const unsigned size = unsigned(p.size[2 - d]);
+            bits |= uint32_t(unsigned(index[d]) < size) << 2 * d |
+                    uint32_t(unsigned(index[d] + 1) < size && !nearest) << (2 * d + 1);
+        }
+        return bits;
+    }
+    /// Cell::flags.
+    __device__ uint32_t flags(const GridSampleParams& p, bool nearest) const {
+        const uint32_t inside = whole ? (1u << 2 * D) - 1 : corners(p, nearest);
+        return inside | moves | uint32_t(index[0] & 1) << 16;
+    }
     /// In units of these offsets.
     __device__ int base(const Offsets& steps) const {
         int sum = 0;
@@ -208,56 +238,37 @@ struct Spot {
         for (int d = 0; d < D; ++d) sum += index[d] * steps.step[2 - d];
         return sum;
     }
-    __device__ Cell<A, D> in(const Offsets& steps) const {
+    __device__ Cell<A, D> in(const Offsets& steps, uint32_t flags) const {
         Cell<A, D> cell;
         cell.base = base(steps), cell.flags = flags;
 #pragma unroll
         for (int d = 0; d < D; ++d) cell.part[d] = part[d];
         return cell;
     }
-    /// Whether any of its corners lies in the image.
-    __device__ bool near() const {
-        bool all = true;
-#pragma unroll
-        for (int d = 0; d < D; ++d) all = all && (flags >> 2 * d & 3);
-        return all;
-    }
 };
 
 /// `kSlope`: for a gradient.
 template <bool kSlope, typename A, int D>
-__device__ inline Spot<A, D> spot_of(const GridSampleJob& job, const Coordinates<A, D>& at) {
+__device__ inline Spot<A, D> spot_of(const GridSampleJob& job, const Coordinates<A, D>& at,
+                                     bool nearest) {
     const GridSampleParams& p = job.p;
-    const bool nearest = p.interpolation == Interpolation::kNearest;
     Spot<A, D> spot;
-    spot.flags = 0;
-    bool whole = !nearest, real = true;
+    spot.whole = !nearest, spot.real = true, spot.moves = 0;
 #pragma unroll
     for (int d = 0; d < D; ++d) {
-        const auto [scale, shift, least, most] = job.template axis<A>(2 - d);
-        const int size = p.size[2 - d];
-        A u = (at.x[d] + 1) * scale + shift, sign = 1;
+        const AxisOf<A>& axis = job.template axis<A>(2 - d);
+        A u = (at.x[d] + 1) * axis.scale + axis.shift, sign = 1;
         if (p.padding == Padding::kReflection)
-            u = quickly_reflected(u, p.whole[2 - d], p.align_corners, &sign);
-        if (kSlope) {
-            real = real && u == u;
-            spot.flags |= u > least && u < most ? bits_of(sign) << (8 + 2 * d) : 0;
-        }
-        spot.index[d] =
-            pixel_of(fmin(fmax(u, least), most), nearest, spot.part[d]) - p.first[2 - d];
-        whole = whole && unsigned(spot.index[d]) < unsigned(size - 1);
+            u = quickly_reflected(u, axis, p.whole[2 - d], p.align_corners, &sign);
+        if (kSlope) spot.real = spot.real && u == u;
+        const bool moves = kSlope && u > axis.least && u < axis.most;
+        spot.sign[d] = moves ? sign : 0;
+        spot.moves |= moves ? bits_of(sign) << (8 + 2 * d) : 0;
+        u = fmin(fmax(u, axis.least), axis.most);
+        spot.index[d] = pixel_of(u, nearest, spot.part[d]) - p.first[2 - d];
+        spot.whole = spot.whole && unsigned(spot.index[d]) < unsigned(p.size[2 - d] - 1);
     }
-    if (kSlope) spot.flags |= uint32_t(spot.index[0] & 1) << 16;
-    if (whole && real) {
-        spot.flags |= (1u << 2 * D) - 1;
-    } else if (real) {
-#pragma unroll
-        for (int d = 0; d < D; ++d) {
-            const unsigned size = unsigned(p.size[2 - d]);
-            spot.flags |= uint32_t(unsigned(spot.index[d]) < size) << 2 * d |
-                          uint32_t(unsigned(spot.index[d] + 1) < size && !nearest) << (2 * d + 1);
-        }
-    }
+    spot.whole = spot.whole && spot.real;
     return spot;
 }
 
@@ -265,7 +276,9 @@ __device__ inline Spot<A, D> spot_of(const GridSampleJob& job, const Coordinates
 template <bool kSlope, typename A, int D>
 __device__ inline Cell<A, D> cell_of(const GridSampleJob& job, const Offsets& steps,
                                      const Coordinates<A, D>& at) {
-    return spot_of<kSlope>(job, at).in(steps);
+    const bool nearest = job.p.interpolation == Interpolation::kNearest;
+    const auto spot = spot_of<kSlope>(job, at, nearest);
+    return spot.in(steps, spot.flags(job.p, nearest));
 }
 
 /// Makes a word what it is here, and not elsewhere in parts.
@@ -335,23 +348,26 @@ __device__ inline void load_corners(const GridSampleJob& job, const char* in,
     }
 }
 
-/// C channels of the corners of a cell, whose first lies at `first`; of four, as many as are left.
+/// C channels of the corners of a spot, whose first lies at `first`; of four, as many as are left.
 template <typename T, int D, int C, Narrow kLayout>
 struct Pixels {
     static constexpr bool kAcross = kLayout == Narrow::kAcross;
     static constexpr int V = kLayout == Narrow::kWords || kAcross ? C : 1;
     Vector<T, V> at[1 << D][C / V];
 
-    __device__ void read(const GridSampleJob& job, const Cell<Acc<T>, D>& cell, const char* first,
-                         int64_t c_step, int left) {
+    /// `whole`: all corners lie in the image; else flags() tells which do.
+    template <typename Flags>
+    __device__ void read(const GridSampleJob& job, bool whole, const Flags& flags,
+                         const char* first, int64_t c_step, int left) {
         constexpr auto kHow = kAcross ? Read::kAcross : Read::kWord;
         const char* last = first + job.input.corner[(1 << D) - 1];
-        if (cell.whole() && (!kAcross || ends_inside<T, V>(job, last, left))) {
+        if (whole && (!kAcross || ends_inside<T, V>(job, last, left))) {
             each<kHow>(job, first, c_step, left, [](int) { return true; });
         } else {
             memset(at, 0, sizeof(at));
             constexpr auto kRest = kAcross ? Read::kEach : Read::kWord;
-            each<kRest>(job, first, c_step, left, [&](int k) { return cell.valid(k); });
+            const uint32_t in = flags();
+            each<kRest>(job, first, c_step, left, [&](int k) { return corner_in<D>(in, k); });
         }
     }
     template <Read kHow, typename Valid>
@@ -362,7 +378,7 @@ struct Pixels {
         };
 #pragma unroll
         for (int k = 0; k < 1 << D; k += 2) {
-            const char* row = first + job.input.corner[k];
+            const char* row = k == 0 ? first : first + job.input.corner[k];
             const char* next = first + job.input.corner[k + 1];
             asm("" : "+l"(row));
 #pragma unroll
@@ -384,58 +400,3 @@ constexpr int kNarrowBlocks = ((D == 2 ? 14 : 12) - (C == 8   ? D + 4
                                                      : C == 4 ? 4
                                                               : 0)) /
                               (sizeof(T) == 8 ? 2 : 1);
-
-constexpr int kMostLanes = 8;  // threads that share a point
-
-/// 32 points of a warp's channels: in rows of points in memory, of channels in registers.
-template <typename T, int V>
-struct Stage {
-    T at[V * kMostLanes + 1][33];
-
-    /// Channel j of thread `lane` of a group. Groups and lanes then lie in different banks.
-    __device__ T* row(int lane, int j, int lanes) { return at[j * lanes + lane]; }
-};
-
-/// Blocks to an SM of kernels that share words out: registers for what a thread has under way.
-template <int V, int D>
-constexpr int kWordBlocks = (D == 3 ? 6 : 8) - (V == 8);
-
-constexpr int kMostWords = 8;  // of a point, that are staged at a time: half of them with slopes
-
-/// The words of V channels of a warp's 32 points, `words` of each, and which of them a thread has
-/// next: neighbouring threads have neighbouring words, then the next point's.
-struct WordOf {
-    int point, word;
-    int words, points, rest;  // of a point; whole points and further words that 32 threads have
-
-    __device__ explicit WordOf(int words)
-        : point(int(threadIdx.x) % 32 / words),
-          word(int(threadIdx.x) % 32 - point * words),
-          words(words),
-          points(32 / words),
-          rest(32 - points * words) {}
-    __device__ void advance() {
-        point += points, word += rest;
-        if (word >= words) word -= words, ++point;
-    }
-};
-
-/// Those channels in shared memory: a row of 32 points for each.
-template <typename T, int V>
-struct WordStage {
-    T* at;
-    int words, pitch;
-
-    /// Elements of a row: threads that have neighbouring words are in different banks.
-    HD static constexpr int pitch_of(int words) {
-        return sizeof(T) == 2 ? 40 : 32 + (31 + words) / words;
-    }
-    HD static constexpr int elements(int words) { return V * words * pitch_of(words); }
-
-    __device__ WordStage(void* memory, int words)
-        : at(static_cast<T*>(memory) + threadIdx.x / 32 * elements(words)),
-          words(words),
-          pitch(pitch_of(words)) {}
-    /// Channel j of a word.
-    __device__ T* row(int word, int j) const { return at + (j * words + word) * pitch; }
-};

@@ -78,7 +78,7 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans, const GridSampleRead
         plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
         const double missed = plain_missed - turned_missed;
         plans.saved = {float(near), float(far - near - missed), float(missed)};
-    } else if (by_plain > by_turned) {
+    } else if (by_plain > by_turned * r.bet) {
         plans.take = Plans::kTurned, plans.why = "turning pays wherever the points lie";
     } else {
         plans.why = "turning costs more than it saves, or all takes too little time for a look";

@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kFieldThreads, 2)
         float* to = sums + x * p.grad_input_stride[4] + y * p.grad_input_stride[3] +
                     z * p.grad_input_stride[2];
         for (int c = 0; c < C; ++c, to += p.grad_input_stride[1])
-            if (const float sum = field[c * pixels + j]; sum != 0)
-                add_one<float>(job, to, sum);
+            if (const float sum = field[c * pixels + j]; sum != 0) add_one<float>(job, to, sum);
     }
 }
 

@@ -129,6 +129,7 @@ __device__ inline A pick(const A (&of)[4], int k) {
 }
 
 /// Bicubic: rows of four, so that fewer offsets and weights are held, and planes one by one.
+/// blockIdx.z is a share of the channels where there are several.
 template <typename T, int V, int D>
 __global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
     cubic_forward(const __grid_constant__ GridSampleJob job) {
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
     }
     const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
     T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
-    const int step = at.lanes * V, C = int(p.C);
+    const int step = at.lanes * int(gridDim.z) * V, C = int(p.C);
     /// Adds a plane of channels c ... c + V - 1, none of whose pixels are where `skip`.
     const auto add_plane = [&](const T* plane, bool skip, A weight, A(&sum)[V]) {
 #pragma unroll
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
         }
     };
 #pragma unroll 1
-    for (int c = at.lane * V; c < C; c += step) {
+    for (int c = (int(blockIdx.z) * at.lanes + at.lane) * V; c < C; c += step) {
         const T* channel = in + c * p.input_stride[1];
         A sum[V] = {};
         if constexpr (D == 2) {

@@ -32,16 +32,17 @@ __device__ inline bool inner_cubic(const GridSampleJob& job, const ThreadPoint& 
     if (!__all_sync(__activemask(), inner)) return false;
     const int x_step = job.input.step[2] * job.input.unit;
     const int64_t y_step = int64_t(job.input.step[1]) * job.input.unit;
-    const int64_t c_step = p.input_stride[1] * at.lanes * int(sizeof(T));
+    const int begin = int(blockIdx.z) * at.lanes + at.lane, each = at.lanes * int(gridDim.z);
+    const int64_t c_step = p.input_stride[1] * each * int(sizeof(T));
     const char* channel =
         static_cast<const char*>(p.input) +
-        (at.b * p.input_stride[0] + at.lane * p.input_stride[1]) * int(sizeof(T)) +
+        (at.b * p.input_stride[0] + begin * p.input_stride[1]) * int(sizeof(T)) +
         int64_t((x - 1) * job.input.step[2] + (y - 1) * job.input.step[1]) * job.input.unit;
-    T* out = static_cast<T*>(p.out) + (at.b * p.C + at.lane) * p.P + at.q;
+    T* out = static_cast<T*>(p.out) + (at.b * p.C + begin) * p.P + at.q;
     const auto sample = [&](auto neighbours) {
         const int step = decltype(neighbours)::value ? int(sizeof(T)) : x_step;
 #pragma unroll 1
-        for (int c = at.lane; c < p.C; c += at.lanes, channel += c_step, out += at.lanes * p.P) {
+        for (int c = begin; c < p.C; c += each, channel += c_step, out += each * p.P) {
             T value[4][4];
 #pragma unroll
             for (int k = 0; k < 4; ++k)

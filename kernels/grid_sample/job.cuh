@@ -17,15 +17,24 @@ struct Offsets {
 
 /// Constants of `unnormalized` and of padding: a coordinate x lies at (x + 1) * scale + shift, is
 /// mirrored where `padding` says so, and then held between `least` and `most`. With zeros these lie
-/// beyond all that has a pixel, so that what is not finite is outside too.
+/// beyond all that has a pixel, so that what is not finite is outside too. A mirrored coordinate is
+/// one of `span`, from `low` on. Aligned, since constants are read in pairs.
 template <typename A>
-struct AxisOf {
-    A scale, shift, least, most;
+struct alignas(8) AxisOf {
+    A scale, shift, least, most, low, span;
 };
 
 /// How the kernels for few channels, or for a few at a time, find a cell's pixels: neighbours along
 /// x lie side by side; or a pixel's channels; or these make one word; or lie in two.
 enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords, kAcross };
+
+/// A tensor's images in a launch: where the first begins, and how many bytes they are apart.
+struct Images {
+    char* first;
+    int64_t step;
+
+    __device__ char* at(unsigned image) const { return first + image * step; }
+};
 
 /// What a launch needs beside the parameters. Tensors may stand for those of the caller; a launch
 /// takes points [first, first + count) of images blockIdx.y + image on. In the order of the
@@ -33,16 +42,20 @@ enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords, kAcross };
 struct GridSampleJob {
     GridSampleParams p;
     bool packed;      // a point's coordinates are neighbours in memory, and points lie
-    bool pairs;       // packed, and two coordinates can be read in one word
     bool reads;       // the backward needs the input
     bool same_steps;  // the steps of the input and of the sums
     int point_step;   // so many bytes apart; p.grid is then that of point `first`
+    int read_as;      // of packed ones: see Coordinates
     int count;
     int lanes_log2;  // of the threads that share a point
     int64_t first, image;
     const int* choice;  // in device memory: the launch works where it is `chosen`; null: always
     int chosen;
-    unsigned blocks;        // of points, which the blocks of a launch share
+    unsigned blocks;  // of points, which the blocks of a launch share
+    // Of p.grid, p.input, p.out or else p.grad_out, p.grad_grid: images from blockIdx.y on, of all
+    // but p.input and p.grad_out at point `first`.
+    Images grids, inputs, outs, slopes;
+    int out_step;  // bytes between points of p.grad_out, where job.outs begins at the first; or -1
     AxisOf<float> axes[3];  // z, y, x
     Offsets input, sums;    // of p.input and p.grad_input
     DType sum_dtype;        // of what p.grad_input points to: sums of gradients
@@ -107,9 +120,12 @@ __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && *job.choice != job.chosen;
 }
 
-/// Calls body(block) for the blocks of points that are a block's, unless the launch is idle.
-template <typename Body>
+/// Calls body(block) for the blocks of points that are a block's, unless the launch is idle. Where
+/// there is a loop, all that it reads, parameters too, is fetched before its first turn, which may
+/// be its last. kShort: a launch that never is idle has a body without a loop.
+template <bool kShort, typename Body>
 __device__ inline void each_block(const GridSampleJob& job, const Body& body) {
+    if (kShort && !job.choice) return body(blockIdx.x);
     if (idle(job)) return;
     for (unsigned block = blockIdx.x; block < job.blocks; block += gridDim.x) body(block);
 }
@@ -157,12 +173,27 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
     constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535;
     GridSampleParams& p = job.p;
     const void* const grid_begin = p.grid;
+    const int size = element_size(p.dtype), grid_size = element_size(p.grid_dtype);
+    // From element `first` of the launch's first image on, for images so many elements apart.
+    const auto begin = [&job](const void* data, int64_t apart, int64_t first, int size) -> Images {
+        const int64_t skipped = job.image * apart + first;
+        return {static_cast<char*>(const_cast<void*>(data)) + skipped * size, apart * size};
+    };
     for (job.image = 0; job.image < p.B; job.image += kMostImages) {
         const int64_t images = p.B - job.image < kMostImages ? p.B - job.image : kMostImages;
         for (job.first = 0; job.first < p.P; job.first += kMostPoints) {
             job.count = int(p.P - job.first < kMostPoints ? p.P - job.first : kMostPoints);
             if (job.packed)
                 p.grid = static_cast<const char*>(grid_begin) + job.first * job.point_step;
+            job.grids = begin(p.grid, p.grid_stride[0], 0, grid_size);
+            job.inputs = begin(p.input, p.input_stride[0], 0, size);
+            const int64_t step = p.grad_out_points.stride[2];
+            const bool even = p.grad_out && p.grad_out_points.count[1] >= p.P && step < 1 << 27;
+            job.out_step = even ? int(step) * size : -1;
+            job.outs = p.grad_out ? begin(p.grad_out, p.grad_out_stride[0],
+                                          even ? job.first * step : 0, size)
+                                  : begin(p.out, p.C * p.P, job.first, size);
+            job.slopes = begin(p.grad_grid, p.P * p.D, job.first * p.D, grid_size);
             const int64_t warps = ceil_div(job.count, each);
             const int block = warps < kThreads / 32 ? int(warps) : kThreads / 32;
             const int64_t blocks = ceil_div(warps, block);

@@ -1,9 +1,8 @@
 // grid_sample's backward on the GPU, for linear and nearest interpolation; mapping as in
 // linear_forward.cuh.
 #pragma once
-#include "cell.cuh"
 #include "general.cuh"
-#include "words_to_grid.cuh"
+#include "to_grid.cuh"
 
 /// Times 32 points that a warp takes in the backward: a group of few threads takes several of the
 /// points of a line one after the other.
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
 #pragma unroll
                 for (int d = 0; d < D; ++d)
                     store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d,
-                             job.reads ? own.moved(d, p) * own_grad[d] : 0);
+                             job.reads ? own.moved(d, job) * own_grad[d] : 0);
         }
         if (p.grad_input) flush();
     }
@@ -297,7 +296,7 @@ __global__ void __launch_bounds__(kThreads)
     A grad_grid[D];
     cell.slopes(dot, grad_grid);
 #pragma unroll
-    for (int d = 0; d < D; ++d) grad_grid[d] *= cell.moved(d, p);
+    for (int d = 0; d < D; ++d) grad_grid[d] *= cell.moved(d, job);
     store_grad_grid<D>(job, at, grad_grid);
 }
 
@@ -340,74 +339,6 @@ __global__ void __launch_bounds__(kThreads)
     if (!p.grad_grid) return;
     A none[D] = {};
     store_grad_grid<D>(job, at, none);
-}
-
-/// The gradient to the grid alone: a thread to a point, or several where kShared, C channels at a
-/// time. Of planes one: an L1 cache then holds more of what neighbours read again (0.94 of the time
-/// of four, the mean of 120 drawn cases; forward it is 1.04).
-template <typename T, int D, int C, Narrow kLayout, bool kShared>
-__global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
-    grid_backward(const __grid_constant__ GridSampleJob job) {
-    using A = Acc<T>;
-    constexpr int K = 1 << D;
-    each_block(job, [&](unsigned block) {
-        const GridSampleParams& p = job.p;
-        const int lanes_log2 = kShared ? job.lanes_log2 : 0;
-        const int thread = block * blockDim.x + threadIdx.x, in_warp = threadIdx.x % 32;
-        const int lane = in_warp >> (5 - lanes_log2), own = kShared ? lane * C : 0;
-        const int q = kShared
-                          ? (thread >> 5 << (5 - lanes_log2)) + (in_warp & ((32 >> lanes_log2) - 1))
-                          : thread;
-        if (!kShared && q >= job.count) return;
-        const int i = kShared ? min(q, job.count - 1) : q;
-        const int64_t b = job.image + blockIdx.y;
-        const Coordinates<A, D> coordinates(job, grid_of(job, b), i);
-        const Cell<A, D> cell = cell_of<true>(job, job.input, coordinates);
-        const int64_t c_step =
-            kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
-        const char* first = static_cast<const char*>(p.input) +
-                            b * p.input_stride[0] * int(sizeof(T)) +
-                            int64_t(cell.base) * job.input.unit + own * c_step;
-        const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0] +
-                            own * p.grad_out_stride[1] + p.grad_out_points.at(job.first + i);
-        A dot[K] = {}, slope[D];
-#pragma unroll 1
-        for (int left = int(p.C) - own; left > 0;
-             left -= C << lanes_log2, first += (C << lanes_log2) * c_step) {
-            Pixels<T, D, C, kLayout> pixels;
-            pixels.read(job, cell, first, c_step, left);
-#pragma unroll
-            for (int c = 0; c < C; ++c, grad_out += p.grad_out_stride[1]) {
-                if (C > 1 && c >= left) break;
-                const A grad = value_of(*grad_out, p.dtype);
-#pragma unroll
-                for (int k = 0; k < K; ++k) dot[k] += grad * pixels.value(k, c, p.dtype);
-            }
-            if (kShared) grad_out += ((C << lanes_log2) - C) * p.grad_out_stride[1];
-        }
-        cell.slopes(dot, slope);
-#pragma unroll
-        for (int d = 0; d < D; ++d) {
-            A sum = cell.moved(d, p) * slope[d];
-            if (kShared)
-                for (int m = 32 >> lanes_log2; m < 32; m *= 2) sum += __shfl_xor_sync(kAll, sum, m);
-            if (!kShared || (lane == 0 && q < job.count))
-                store_as(p.grid_dtype, p.grad_grid, (b * p.P + job.first + i) * D + d, sum);
-        }
-    });
-}
-
-template <typename T, int D>
-const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
-    const auto launch = [&](auto kernel) {
-        return launch_points(kernel, job, 32 >> job.lanes_log2, stream, most_blocks(job, 256));
-    };
-    const bool last = job.narrow == Narrow::kLast;
-    if (job.lanes_log2 > 0)
-        return last ? launch(grid_backward<T, D, 4, Narrow::kLast, true>)
-                    : launch(grid_backward<T, D, 4, Narrow::kPlanar, true>);
-    if (last) return launch(grid_backward<T, D, 4, Narrow::kLast, false>);
-    return launch(grid_backward<T, D, 1, Narrow::kPlanar, false>);
 }
 
 template <typename T, int V, int D>

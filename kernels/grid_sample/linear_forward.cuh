@@ -13,6 +13,7 @@
 #pragma once
 #include "cell.cuh"
 #include "general.cuh"
+#include "words.cuh"
 
 /// Writes the channels of a warp's 32 points, all that `stage` has from channel c0 on, to
 /// out[channel * P + point]. 16-bit ones are written in pairs where points lie so in memory.
@@ -105,26 +106,25 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
     constexpr int K = 1 << D;
     constexpr bool kAcross = kLayout == Narrow::kAcross, kWords = kLayout == Narrow::kWords;
     constexpr bool kShares = C >= 4;
-    each_block(job, [&](unsigned block) {
+    each_block<!kAcross>(job, [&](unsigned block) {
         const GridSampleParams& p = job.p;
         const int i = block * blockDim.x + threadIdx.x;
         if (i >= job.count) return;
-        const int64_t b = job.image + blockIdx.y;
-        const Coordinates<float, D> coordinates(job, grid_of(job, b), i);
+        const Coordinates<float, D> coordinates(job, job.grids.at(blockIdx.y), i);
         const int64_t c_step =
             kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
         // Of words, whole ones.
         constexpr int kPart = kWords || kAcross ? C : 1;
         const int share = kShares ? int(ceil_div(ceil_div(p.C, kPart), gridDim.z)) * kPart : C;
-        const int begin = blockIdx.z * share;
-        int left = kShares ? min(share, int(p.C) - begin) : C;
+        const unsigned begin = blockIdx.z * unsigned(share);
+        int left = kShares ? min(share, int(p.C) - int(begin)) : C;
         if (kPart > 1 && left <= 0) return;
-        T* to = static_cast<T*>(p.out) + (b * p.C + begin) * p.P + job.first + i;
-        const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
-        const char* first = static_cast<const char*>(p.input) +
-                            b * p.input_stride[0] * int(sizeof(T)) + begin * c_step +
-                            int64_t(cell.base) * job.input.unit;
+        T* to = reinterpret_cast<T*>(job.outs.at(blockIdx.y)) + i;
+        const char* in = job.inputs.at(blockIdx.y);
+        if (gridDim.z > 1) to += begin * p.P, in += begin * c_step;
         if (p.interpolation == Interpolation::kNearest) {
+            const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
+            const char* first = in + int64_t(cell.base) * job.input.unit;
             const bool valid = cell.valid(0);
             if constexpr (kWords) {
 #pragma unroll 4
@@ -143,12 +143,17 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
             }
             return;
         }
+        const auto spot = spot_of<false>(job, coordinates, false);
+        const auto cell = spot.in(job.input, kShares ? spot.flags(p, false) : 0);
+        const char* first = in + int64_t(cell.base) * job.input.unit;
         float weight[K];
         cell.weights(weight);
 #pragma unroll 1
         for (;; left -= C, first += C * c_step, to += C * p.P) {
             Pixels<T, D, C, kLayout> pixels;
-            pixels.read(job, cell, first, c_step, left);
+            const bool whole = kShares ? cell.whole() : spot.whole;
+            const auto flags = [&] { return kShares ? cell.flags : spot.corners(p, false); };
+            pixels.read(job, whole, flags, first, c_step, left);
 #pragma unroll
             for (int c = 0; c < C; ++c) {
                 if (kShares && c >= left) break;
@@ -235,6 +240,7 @@ const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
                : C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
                         : launch(narrow_forward<T, D, 4, Narrow::kLast>);
     return C == 1   ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
+           : C == 2 ? launch(narrow_forward<T, D, 2, Narrow::kPlanar>)
            : C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kPlanar>)
                     : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
 }
@@ -267,7 +273,8 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
 template <typename T, int V>
 const char* launch_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kCubic)
-        return launch_points(cubic_forward<Stored<T>, V, 2>, job, 32 >> job.lanes_log2, stream);
+        return launch_points(cubic_forward<Stored<T>, V, 2>, job, 32 >> job.lanes_log2, stream,
+                             0x7fffffff, job.planes ? job.shares : 1);
     return (job.p.D == 3 ? launch_linear_forward<T, V, 3> : launch_linear_forward<T, V, 2>)(job,
                                                                                             stream);
 }

@@ -24,10 +24,9 @@ __device__ inline void each_corner(const GridSampleParams& p, const Cell<float, 
 
 /// Writes the gradient to the coordinates of point i of image b, by all channels.
 template <int D>
-__device__ inline void slopes_of(const GridSampleJob& job, const Spot<float, D>& spot, int64_t b,
+__device__ inline void slopes_of(const GridSampleJob& job, const Cell<float, D>& cell, int64_t b,
                                  int i) {
     const GridSampleParams& p = job.p;
-    const auto cell = spot.in(job.input);
     const Short* const in = static_cast<const Short*>(p.input) + b * p.input_stride[0];
     const Short* const grad_out =
         static_cast<const Short*>(p.grad_out) + b * p.grad_out_stride[0] + p.grad_out_points.at(i);
@@ -44,7 +43,7 @@ __device__ inline void slopes_of(const GridSampleJob& job, const Spot<float, D>&
     cell.slopes(dot, slope);
 #pragma unroll
     for (int d = 0; d < D; ++d)
-        store_as(p.grid_dtype, p.grad_grid, (b * p.P + i) * D + d, cell.moved(d, p) * slope[d]);
+        store_as(p.grid_dtype, p.grad_grid, (b * p.P + i) * D + d, cell.moved(d, job) * slope[d]);
 }
 
 /// Lists points of image blockIdx.y in a bin of each run that they add to; tells of runs where one
@@ -58,9 +57,11 @@ __global__ void __launch_bounds__(kRunThreads)
     const bool inside = i < P;
     const Coordinates<float, D> coordinates(job, grid_of(job, b), inside ? i : P - 1);
     follow();
-    const auto spot = spot_of<true>(job, coordinates);
-    if (kSlopes && inside) slopes_of(job, spot, b, i);
-    auto cell = spot.in(job.sums);
+    const bool nearest = job.p.interpolation == Interpolation::kNearest;
+    const auto spot = spot_of<true>(job, coordinates, nearest);
+    const uint32_t flags = spot.flags(job.p, nearest);
+    if (kSlopes && inside) slopes_of(job, spot.in(job.input, flags), b, i);
+    auto cell = spot.in(job.sums, flags);
     if (!inside) cell.flags = 0;
     int last = -1, run[1 << D];  // of the first corner in it, else -1
 #pragma unroll

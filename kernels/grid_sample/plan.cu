@@ -23,6 +23,7 @@
 #include "general.cuh"
 #include "touched.cuh"
 #include "turn.cuh"
+#include "words.cuh"
 
 namespace {
 
@@ -99,10 +100,11 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.packed =
         p.grid_stride[1] == 1 && points.count[1] == p.P && std::abs(points.stride[2]) < 1 << 27;
     job.point_step = job.packed ? int(points.stride[2]) * size : 0;
-    job.pairs = (reinterpret_cast<uintptr_t>(p.grid) | uintptr_t(job.point_step) |
-                 uintptr_t(p.grid_stride[0] * size)) %
-                    (2 * size) ==
-                0;
+    const bool pairs = (reinterpret_cast<uintptr_t>(p.grid) | uintptr_t(job.point_step) |
+                        uintptr_t(p.grid_stride[0] * size)) %
+                           (2 * size) ==
+                       0;
+    job.read_as = job.packed ? read_as(p.grid_dtype, p.D == 2 && pairs) : 0;
     for (int d = 0; d < 3; ++d) {
         job.axes[d] = axis_of<float>(p, d);
         job.exact_axes[d] = axis_of<double>(p, d);
@@ -112,6 +114,7 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.alone = !job.general && grid_alone(p, plan);
     job.reads = reads_input(p);
     job.planes = by_planes(p) && job.narrow == Narrow::kPlanar;
+    if (job.planes && p.interpolation == Interpolation::kCubic) job.lanes_log2 = 0;
     job.words = p.C <= 4 || takes_points(p) || (plan.across && p.C <= plan.V);
     job.across = plan.across;
     int64_t last = (p.B - 1) * p.input_stride[0] + (p.C - 1) * p.input_stride[1];

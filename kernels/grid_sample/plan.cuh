@@ -78,9 +78,9 @@ bool reads_across(const GridSampleParams& p) {
 template <typename A>
 AxisOf<A> axis_of(const GridSampleParams& p, int d) {
     const A size = A(p.whole[d]), last = size - 1;
-    const A scale = (p.align_corners ? last : size) / 2, shift = p.align_corners ? 0 : A(-0.5);
-    if (p.padding == Padding::kZeros) return {scale, shift, -2, size + 1};
-    return {scale, shift, 0, last};
+    const A span = p.align_corners ? last : size, low = p.align_corners ? 0 : A(-0.5);
+    if (p.padding == Padding::kZeros) return {span / 2, low, -2, size + 1, low, span};
+    return {span / 2, low, 0, last, low, span};
 }
 
 /// Channels to a word of a turned field: a few are not padded to many.

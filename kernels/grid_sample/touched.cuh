@@ -26,9 +26,11 @@ __global__ void __launch_bounds__(kThreads)
     const GridSampleParams& p = job.p;
     const ThreadPoint at(job);
     if (!at.inside) return;
-    const auto spot = spot_of<true>(job, Coordinates<float, D>(job, grid_of(job, at.b), at.i));
-    if (!spot.near()) return;
-    const auto cell = spot.in(job.sums);
+    const bool nearest = job.p.interpolation == Interpolation::kNearest;
+    const Coordinates<float, D> coordinates(job, grid_of(job, at.b), at.i);
+    const auto spot = spot_of<true>(job, coordinates, nearest);
+    const auto cell = spot.in(job.sums, spot.flags(job.p, nearest));
+    if (!cell.near()) return;
     float* const sums = static_cast<float*>(p.grad_input) + at.b * p.grad_input_stride[0];
     char* const first = reinterpret_cast<char*>(sums) + int64_t(cell.base) * job.sums.unit;
     char* const target = reinterpret_cast<char*>(to.data + at.b * to.b_stride) +
