@@ -2,7 +2,8 @@
 
     python -m loader bench counters [OPERATOR ...] [--seed S] [--cases K]
 
-What the same day kept of other operators, all else alike, stays: a run may be of one at a time.
+What an earlier run kept of other operators, all but its day alike, stays: a run may be of one at a
+time.
 Cases are those of `bench sweep`, drawn at random; of each operator the first K that move at least
 `--least` bytes. NVIDIA's `ncu` measures every kernel of a call: how busy memory, the L2 cache, the
 load and store units, the issue slots and the arithmetic pipes were, in percent of what they could
@@ -184,7 +185,8 @@ def table(record: dict) -> str:
     """Return, for each operator and direction, medians of all calls and what binds how many."""
     command = ["python -m loader bench counters", *record["sources"]]
     command += [f"--seed {record['seed']} --cases {record['cases']}"]
-    told = f"{record['device']}, torch {record['torch']}, {record['date']}, `{' '.join(command)}`"
+    days = " and ".join(sorted({record["date"], *record.get("dates", {}).values()}))
+    told = f"{record['device']}, torch {record['torch']}, {days}, `{' '.join(command)}`"
     if changed := harness.changed(record):
         told += f"; **sources of {', '.join(changed)} have changed since**"
     names = [name for name in PERCENT if any(name in row["busy"] for row in record["rows"])]
@@ -208,11 +210,13 @@ def table(record: dict) -> str:
 def beside(facts: dict, rows: list[dict], path: Path) -> tuple[dict, list[dict]]:
     """Add what a run of other operators has kept there, if it was alike in all else."""
     kept = json.loads(path.read_text()) if path.exists() else {}
-    if any(kept.get(name) != facts[name] for name in facts.keys() - {"sources"}):
+    if any(kept.get(name) != facts[name] for name in facts.keys() - {"sources", "date"}):
         return facts, rows
     others = {name: key for name, key in kept["sources"].items() if name not in facts["sources"]}
     rows = [row for row in kept["rows"] if row["operator"] in others] + rows
-    return {**facts, "sources": others | facts["sources"]}, rows
+    days = {name: kept.get("dates", {}).get(name, kept["date"]) for name in others}
+    days |= dict.fromkeys(facts["sources"], facts["date"])
+    return {**facts, "sources": others | facts["sources"], "dates": days}, rows
 
 
 def main(arguments=None) -> None:
