@@ -219,6 +219,21 @@ def test_more_pixels_along_an_axis_than_float32_numbers(mode):
             assert to_image.sum().isfinite()
 
 
+@pytest.mark.parametrize("C", [1, 2, 6])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_more_images_than_a_launch_of_a_gpu_takes(C, mode, device):
+    """As those beyond its 65,535 alone."""
+    first = 65500
+    x, grid = torch.rand(first + 100, C, 3, 4), torch.rand(first + 100, 1, 5, 2) * 2 - 1
+    found = []
+    for images in (slice(None), slice(first, None)):
+        leaves = [part[images].to(device).requires_grad_() for part in (x, grid)]
+        out = grid_sample(*leaves, mode)
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for every, some in zip(*found, strict=True):
+        assert_close(every[first:], some)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("last", [False, True])
 def test_more_than_2_31_elements_in_memory(last):
