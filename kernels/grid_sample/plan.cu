@@ -1,7 +1,7 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
 // linear_backward.cuh, and in
-//   words_to_grid.cuh: gradients to the grid alone, many channels side by side
-//   touched.cuh: 16-bit gradients of such channels where points touch few of the pixels
+//   to_grid.cuh: gradients to the grid alone
+//   touched.cuh: 16-bit gradients of many channels side by side, where points touch few pixels
 //   general.cuh: bicubic images, deterministic, fields of more than 2^30 pixels
 //   cubic.rest.cu, second.rest.cu: bicubic volumes; second derivatives
 //   field.cuh, pixel_runs.rest.cu: gradients that are summed in shared memory.
