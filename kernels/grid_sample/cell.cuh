@@ -113,8 +113,8 @@ struct Cell {
     }
 };
 
-/// What packed coordinates are, as a bit; `pairs`: two of them can be read in one word. Of numbers
-/// the compiler would make a table of jumps, in memory that is cold when a kernel begins.
+/// What packed coordinates are, as a bit; `pairs`: two of them can be read in one word. No number:
+/// of those the compiler makes a table of jumps, in memory that is cold when a kernel begins.
 HD constexpr int read_as(DType dtype, bool pairs) { return 1 << (int(dtype) * 2 + pairs); }
 
 /// Coordinates of a point: read early, so that much is under way at a time.

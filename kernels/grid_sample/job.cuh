@@ -45,7 +45,7 @@ struct GridSampleJob {
     bool reads;       // the backward needs the input
     bool same_steps;  // the steps of the input and of the sums
     int point_step;   // so many bytes apart; p.grid is then that of point `first`
-    int read_as;      // of packed ones: see Coordinates
+    int read_as;      // what packed ones are, as the function of this name has it, or 0
     int count;
     int lanes_log2;  // of the threads that share a point
     int64_t first, image;
