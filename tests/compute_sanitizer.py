@@ -132,6 +132,14 @@ def grids():
         grid = torch.rand(1, 1, 700_000, 2, device="cuda").half() * 2.2 - 1.1
         out = torch.rand(1, 1, 1, 700_000, device="cuda").half()
         loader.grid_sample_bw(out, image, grid, mode, output_mask=mask)
+    # Slabs of a field that the L2 cache does not hold, by one channel and by words of four.
+    for C, dtype, mode in product((1, 3), (torch.float32, torch.float16), modes):
+        side = {(1, torch.float32): 241, (1, torch.float16): 281}.get((C, dtype), 161)
+        image = torch.rand(1, C, side, side, 260, device="cuda").to(dtype)
+        grid = torch.rand(1, 1, 1, 8_000_000, 3, device="cuda").to(dtype) * 2.2 - 1.1
+        out = loader.grid_sample(image, grid, mode)
+        for mask in MASKS:
+            loader.grid_sample_bw(out, image, grid, mode, output_mask=mask)
     for C, dtype in product((5, 13, 33), DTYPES):  # words of channels that begin anywhere
         image = torch.rand(1, C, 71, 90, 101, device="cuda").to(dtype)
         image = image.contiguous(memory_format=torch.channels_last_3d)

@@ -56,6 +56,30 @@ constexpr GridSampleReadRates kGridSampleSlopeRates{
 };
 // clang-format on
 
+/// Of scattered points in a field that the L2 cache does not hold, taken by slabs of the field: an
+/// H100's.
+struct GridSampleSlabRates {
+    double slab = 34, slab_sums = 40;  // MB of a slab; of one that is added to
+    double least = 40;                 // MB of a field that is cut
+    int most = 64;                     // slabs
+    double held = 28;                  // MB of the field that the cache holds in fact
+    double traffic = 8e7;              // bytes that are read until nothing of it is left
+    double window = 8192;              // points that a look at them takes at least
+    int64_t few = 1 << 18;             // points of an image, below which there is little to save
+    // What a million rows of a cell's pixels take more where the cache misses them: forward, to
+    // the grid, to the input, or each word of four channels that is added.
+    double forward = 20, slopes = 16, sums = 53, words = 26;
+    // What another slab takes of a million points, of a byte of their coordinates, of results and
+    // of gradients, whose sectors it has in common with others.
+    double pass = 0.5, pass_words = 4, place = 0.2, written = 0.55, read = 0.35;
+    // What a look takes, and a launch that does nothing; and how many times that slabs must save.
+    // Where points are not scattered, as those of images seldom are, it is lost: 2 to 10 % of the
+    // time.
+    double look = 10, launch = 2, worth_image = 50, worth_volume = 20;
+    int images = 8;  // whose launches are long where they do nothing
+};
+constexpr GridSampleSlabRates kGridSampleSlabRates;
+
 /// Of the gradient to the input, by an H200; of runs of pixels and touched pixels, by an H100.
 struct GridSampleGradientRates {
     double stream = 2.6;                     // MB of a pass that turns channels last,

@@ -102,6 +102,15 @@ __device__ inline void add_row(const GridSampleJob& job, float* to, const float 
     for (int k = 0; k < K; ++k) add_one<float>(job, to + k, x[k]);
 }
 
+/// Adds V channels that lie side by side, in the type of the sums.
+template <int V>
+__device__ inline void add_word(const GridSampleJob& job, char* to, const float (&x)[V]) {
+    if (job.sum_dtype == DType::kFloat) return add_floats<V>(reinterpret_cast<float*>(to), x);
+#pragma unroll
+    for (int j = 0; j < V; j += 2)
+        add_pair(job.sum_dtype, reinterpret_cast<unsigned*>(to) + j / 2, x[j], x[j + 1]);
+}
+
 /// Adds to element `at` of p.grad_input, or to its sum in fixed point.
 __device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t at, double x) {
     FixedPoint(job.fixed, job.places, job.terms).add(at, x);

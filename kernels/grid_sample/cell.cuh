@@ -231,6 +231,10 @@ struct Spot {
         const uint32_t inside = whole ? (1u << 2 * D) - 1 : corners(p, nearest);
         return inside | moves | uint32_t(index[0] & 1) << 16;
     }
+    /// True if the launch takes the point.
+    __device__ bool in_slab(const GridSampleJob& job) const {
+        return !job.slabs || unsigned(index[D - 1]) - unsigned(job.slab) < job.slab_size;
+    }
     /// In units of these offsets.
     __device__ int base(const Offsets& steps) const {
         int sum = 0;

@@ -49,9 +49,16 @@ struct GridSampleJob {
     int count;
     int lanes_log2;  // of the threads that share a point
     int64_t first, image;
-    const int* choice;  // in device memory: the launch works where it is `chosen`; null: always
-    int chosen;
+    const int* choice;  // in device memory: the launch works where its bits of `asked` are
+    int asked, chosen;  // `chosen`; null: always
+    // One of several launches, each of the points whose cells begin in one slab: so many pixels of
+    // the slowest axis, see `Slabs`.
+    bool slabs;
+    int slab;
+    unsigned slab_size;
     unsigned blocks;  // of points, which the blocks of a launch share
+    int in_turn;      // of which each takes so many neighbours
+    bool neighbours;  // rather than blocks far from each other
     // Of p.grid, p.input, p.out or else p.grad_out, p.grad_grid: images from blockIdx.y on, of all
     // but p.input and p.grad_out at point `first`.
     Images grids, inputs, outs, slopes;
@@ -117,7 +124,7 @@ inline void start(void (*kernel)(Params...), dim3 blocks, int threads, int share
 }
 
 __device__ inline bool idle(const GridSampleJob& job) {
-    return job.choice && *job.choice != job.chosen;
+    return job.choice && (*job.choice & job.asked) != job.chosen;
 }
 
 /// Calls body(block) for the blocks of points that are a block's, unless the launch is idle. Where
@@ -127,13 +134,18 @@ template <bool kShort, typename Body>
 __device__ inline void each_block(const GridSampleJob& job, const Body& body) {
     if (kShort && !job.choice) return body(blockIdx.x);
     if (idle(job)) return;
-    for (unsigned block = blockIdx.x; block < job.blocks; block += gridDim.x) body(block);
+    const unsigned each = unsigned(job.in_turn);
+    for (unsigned first = blockIdx.x * each; first < job.blocks; first += gridDim.x * each)
+        for (unsigned block = first; block < min(first + each, job.blocks); ++block) body(block);
 }
 
 /// Blocks of a launch whose kernel has `each_block`: so many to a processor where a look may leave
 /// it idle, since even those that do nothing take 0.6 ns each on an H200. A field's planes are read
-/// up to 1.14 times as long by a few blocks that each take many.
+/// up to 1.14 times as long by a few blocks that each take many. Launches of slabs are many.
 inline int64_t most_blocks(const GridSampleJob& job, int each) {
+    constexpr int kSlabBlocks = 14, kNeighbours = 1024;
+    if (job.neighbours) each = kNeighbours;
+    if (job.slabs && each > kSlabBlocks) each = kSlabBlocks;
     return job.choice ? int64_t(each) * job.processors : 0x7fffffff;
 }
 
@@ -170,7 +182,7 @@ template <typename Kernel, typename... More>
 inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cudaStream_t stream,
                                  int64_t most = 0x7fffffff, int shares = 1, int shared = 0,
                                  const More&... more) {
-    constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535;
+    constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535, kTurns = 8;
     GridSampleParams& p = job.p;
     const void* const grid_begin = p.grid;
     const int size = element_size(p.dtype), grid_size = element_size(p.grid_dtype);
@@ -198,7 +210,10 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
             const int block = warps < kThreads / 32 ? int(warps) : kThreads / 32;
             const int64_t blocks = ceil_div(warps, block);
             job.blocks = unsigned(blocks);
-            const dim3 grids(unsigned(blocks < most ? blocks : most), unsigned(images),
+            const int64_t turns = ceil_div(blocks, most);
+            job.in_turn = job.neighbours && turns <= kTurns ? int(turns) : 1;
+            const int64_t taken = ceil_div(blocks, job.in_turn);
+            const dim3 grids(unsigned(taken < most ? taken : most), unsigned(images),
                              unsigned(shares));
             start(kernel, grids, block * 32, shared, job.follows, stream, job, more...);
         }

@@ -2,7 +2,7 @@
 // linear_forward.cuh.
 #pragma once
 #include "general.cuh"
-#include "to_grid.cuh"
+#include "scattered.cuh"
 
 /// Times 32 points that a warp takes in the backward: a group of few threads takes several of the
 /// points of a line one after the other.
@@ -54,14 +54,7 @@ __global__ void __launch_bounds__(kThreads, D == 3 ? 6 : 8)
             for (int k = 0; k < K; ++k) {
                 if (!(valid >> k & 1)) continue;
                 char* const corner = at + job.sums.corner[2 * k];
-                if (sizeof(T) == 4 || job.sum_dtype == DType::kFloat) {
-                    add_floats<V>(reinterpret_cast<float*>(corner), sum[k]);
-                } else {
-#pragma unroll
-                    for (int j = 0; j < V; j += 2)
-                        add_pair(job.sum_dtype, reinterpret_cast<unsigned*>(corner) + j / 2,
-                                 sum[k][j], sum[k][j + 1]);
-                }
+                add_word<V>(job, corner, sum[k]);
             }
         };
         Coordinates<float, D> next = coordinates(0);
@@ -349,6 +342,13 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
                                  32 >> job.lanes_log2, stream, most_blocks(job, 32));
     if constexpr (V > 1)
         if (!job.p.grad_input) return launch_words_to_grid<T, V, false>(job, stream);
+    if constexpr (sizeof(T) < 8) {
+        using S = std::conditional_t<V == 1, Stored<T>, T>;
+        if (job.slabs && job.p.grad_input)
+            return launch_points(
+                job.reads ? scattered_backward<S, V, D, true> : scattered_backward<S, V, D, false>,
+                job, 32, stream, most_blocks(job, 16));
+    }
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
                              stream);

@@ -55,14 +55,13 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     const int in_warp = threadIdx.x % 32, words = job.together;
     const int stride = blockDim.x * gridDim.x, C = int(p.C);
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    const int64_t b = job.image + blockIdx.y;
-    const char* grid = grid_of(job, b);
+    const char* grid = job.grids.at(blockIdx.y);
     const auto coordinates = [&](int i) {
         return Coordinates<A, D>(job, grid, i < job.count ? i : job.count - 1);
     };
-    const char* in = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T));
+    const char* in = job.inputs.at(blockIdx.y);
     asm("" : "+l"(in));  // found once
-    T* out = static_cast<T*>(p.out) + b * p.C * p.P + job.first;
+    T* out = reinterpret_cast<T*>(job.outs.at(blockIdx.y));
     const bool pairs = (reinterpret_cast<uintptr_t>(out) | p.P * sizeof(T)) % (2 * sizeof(T)) == 0;
     const WordStage<T, V> stage(staging, words);
     const WordOf first_word(words);
@@ -144,6 +143,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
             return;
         }
         const auto spot = spot_of<false>(job, coordinates, false);
+        if (!spot.in_slab(job)) return;
         const auto cell = spot.in(job.input, kShares ? spot.flags(p, false) : 0);
         const char* first = in + int64_t(cell.base) * job.input.unit;
         float weight[K];
@@ -176,11 +176,10 @@ __global__ void __launch_bounds__(kThreads)
     const GridSampleParams& p = job.p;
     const int in_warp = threadIdx.x % 32, lanes = 1 << job.lanes_log2;
     const int points = 32 >> job.lanes_log2;
-    const int64_t b = job.image + blockIdx.y;
     const int i0 =
         (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * points * R + (in_warp & (points - 1));
     if (i0 >= job.count) return;
-    const char* grid = grid_of(job, b);
+    const char* grid = job.grids.at(blockIdx.y);
     const auto coordinates = [&](int r) {
         const int i = i0 + r * points;
         return Coordinates<A, D>(job, grid, i < job.count ? i : job.count - 1);
@@ -188,8 +187,8 @@ __global__ void __launch_bounds__(kThreads)
     Coordinates<A, D> at[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) at[r] = coordinates(r);
-    const char* in = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T));
-    T* out = static_cast<T*>(p.out) + b * p.C * p.P + job.first + i0;
+    const char* in = job.inputs.at(blockIdx.y);
+    T* out = reinterpret_cast<T*>(job.outs.at(blockIdx.y)) + i0;
     const int C = int(p.C);
     const int64_t c_step = p.input_stride[1] * int(sizeof(T));
 #pragma unroll

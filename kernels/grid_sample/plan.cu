@@ -1,6 +1,7 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
 // linear_backward.cuh, and in
 //   to_grid.cuh: gradients to the grid alone
+//   scattered.cuh: gradients to the input of scattered points, slab by slab
 //   touched.cuh: 16-bit gradients of many channels side by side, where points touch few pixels
 //   general.cuh: bicubic images, deterministic, fields of more than 2^30 pixels
 //   cubic.rest.cu, second.rest.cu: bicubic volumes; second derivatives
@@ -11,70 +12,24 @@
 // corner of 16 channels is two sectors; channels first it is sixteen, of which 4 bytes each are
 // used unless neighbouring points use the rest. Where points are many and scattered the input is
 // therefore turned channels last first, in one streaming pass, and gradients are summed so. Whether
-// they are scattered is looked up in a sample of the grid, on the device: both ways are launched,
-// and the kernels of one return at once.
+// they are scattered is looked up in a sample of the grid, on the device (look.cuh): both ways are
+// launched, and the kernels of one return at once. The same look tells whether a field that the L2
+// cache does not hold is taken slab by slab.
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cmath>
 #include <utility>
 
 #include "cell.cuh"
 #include "cheapest.cuh"
 #include "general.cuh"
+#include "look.cuh"
 #include "touched.cuh"
 #include "turn.cuh"
 #include "words.cuh"
 
 namespace {
-
-constexpr int kSamples = 64;  // rows of 32 neighbouring points
-
-/// Chooses 1 where the second way saves anything, else 0. A field's pixels lie in so many sectors.
-template <int D>
-__global__ void __launch_bounds__(1024) probe_kernel(const __grid_constant__ GridSampleJob job,
-                                                     Savings saved, float field, int* choice) {
-    __shared__ int sectors, reach;  // from the first sector to the last, in 4096 parts of a field
-    follow();
-    if (threadIdx.x == 0) sectors = 0, reach = 0;
-    __syncthreads();
-    constexpr int64_t kMost = 1 << 30;  // of the points, whose numbers are then an int
-    const int lane = threadIdx.x % 32, count = int((job.p.P < kMost ? job.p.P : kMost) / 32);
-    const int samples = count < kSamples ? count : kSamples;
-    const bool nearest = job.p.interpolation == Interpolation::kNearest;
-    int mine = 0;  // of two rows
-#pragma unroll
-    for (int j = 0; j < kSamples / 32; ++j) {
-        const int s = j * 32 + threadIdx.x / 32;
-        if (s >= samples) break;
-        const int i = int(int64_t(s) * count / samples) * 32 + lane;
-        const int64_t b = int64_t(s) * job.p.B / samples;
-        const Coordinates<float, D> at(job, grid_of(job, b), i);
-        const auto cell = cell_of<false>(job, job.input, at);
-        const bool outside = (cell.flags & 255) == 0;
-        // Of the cells' first rows, and of the next, which along a slope is a neighbour's first.
-        const int64_t in_image = int64_t(cell.base) * job.input.unit;
-        const int first = outside ? -1 : int(in_image / 32);
-        const int next = outside ? -1 : int((in_image + job.input.corner[2]) / 32);
-        bool new_first = true, new_next = true;  // no other's, nor one of a lane before
-        unsigned least = ~0u;
-        int most = -1;
-#pragma unroll 16
-        for (int l = 0; l < 32; ++l) {
-            const int other = __shfl_sync(~0u, first, l), before = __shfl_sync(~0u, next, l);
-            least = min(least, unsigned(other)), most = max(most, other);
-            new_first &= l >= lane || other != first;
-            new_next &= other != next && (l >= lane || before != next);
-        }
-        mine += new_first + (nearest ? new_first : new_next);
-        if (lane == 0 && most >= 0) atomicAdd(&reach, int(4096 * float(most - int(least)) / field));
-    }
-    atomicAdd(&sectors, mine);
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    const float apart = (float(sectors) / float(2 * samples) - 1) / 31;
-    const float everywhere = fminf(1, float(reach) / float(1024 * samples));
-    *choice = saved.near + apart * (saved.apart + everywhere * saved.missed) > 0;
-}
 
 void set_points(GridSampleJob& job, const Plan& plan) {
     GridSampleParams& p = job.p;
@@ -239,6 +194,37 @@ Chain chain_on(cudaStream_t stream) {
     return {stream, processors, can_follow(device)};
 }
 
+/// Launches what computes a job's results.
+const char* launch_kernels(GridSampleJob& job, int V, cudaStream_t stream) {
+    const GridSampleParams& p = job.p;
+    const bool exact = p.dtype == DType::kDouble, bits16 = element_size(p.dtype) == 2;
+    if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
+        return p.rest->cubic(job, V, stream);
+    if (is_second(p)) return p.rest->second(job, V, stream);
+    if (!p.grad_out)
+        return (bits16  ? p.rest->forward_16bit
+                : exact ? p.rest->forward_double
+                        : grid_sample_forward)(job, V, stream);
+    return (bits16  ? p.rest->backward_16bit
+            : exact ? p.rest->backward_double
+                    : grid_sample_backward)(job, V, stream);
+}
+
+/// The same where a look tells whether points are scattered: at once, or slab after slab.
+const char* launch_slabs(GridSampleJob& job, int V, int slabs, cudaStream_t stream) {
+    job.neighbours = job.asked == 0, job.asked |= Choice::kScattered;
+    if (const char* error = launch_kernels(job, V, stream)) return error;
+    job.chosen |= Choice::kScattered, job.slabs = true, job.neighbours = job.follows = false;
+    const int size = job.p.size[3 - job.p.D], each = int(ceil_div(size, slabs));
+    for (int begin = 0; begin < size; begin += each) {
+        const int first = begin > 0 ? begin : INT_MIN;  // cells begin outside, too
+        const int end = begin + each < size ? begin + each : INT_MAX;
+        job.slab = first, job.slab_size = unsigned(end) - unsigned(first);
+        if (const char* error = launch_kernels(job, V, stream)) return error;
+    }
+    return nullptr;
+}
+
 const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice, Chain& chain) {
     const char* error = nullptr;
     const cudaStream_t stream = chain.stream;
@@ -254,7 +240,8 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     }
     char* const scratch = static_cast<char*>(p.scratch) + kChoiceBytes;
     const bool bits16 = element_size(p.dtype) == 2;
-    job.choice = choice.made, job.chosen = choice.chosen, job.processors = chain.processors;
+    job.choice = choice.made, job.asked = choice.asked, job.chosen = choice.chosen;
+    job.processors = chain.processors;
     if (plan.copy)
         error = (bits16 ? copy_input<Half> : copy_input<float>)(job, plan, scratch, choice, chain);
     if (error) return error;
@@ -285,8 +272,10 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
         job.follows = chain.follows = chain.can;
         return p.rest->pixel_runs(job, runs, stream);
     }
+    const int slabs = choice.slabs && !job.general ? slabs_of(caller, plan).count : 1;
     // The kernels for small offsets write these zeros on their way: one launch less.
-    if (flat && p.grad_grid && job.general && (error = zero_grid())) return error;
+    const bool zeros = job.general || slabs > 1;
+    if (flat && p.grad_grid && zeros && (error = zero_grid())) return error;
     Rounded rounded{};
     if (plan.touched) {
         rounded = rounded_of(caller);
@@ -294,19 +283,8 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
         if ((error = touch<false>(job, rounded, stream))) return error;
     }
     job.follows = chain.follows && p.grad_input;  // where work is little, waiting tells
-    const bool exact = p.dtype == DType::kDouble;
-    if (p.interpolation == Interpolation::kCubic && (p.D == 3 || is_second(p)))
-        error = p.rest->cubic(job, plan.V, stream);
-    else if (is_second(p))
-        error = p.rest->second(job, plan.V, stream);
-    else if (!p.grad_out)
-        error = (bits16  ? p.rest->forward_16bit
-                 : exact ? p.rest->forward_double
-                         : grid_sample_forward)(job, plan.V, stream);
-    else
-        error = (bits16  ? p.rest->backward_16bit
-                 : exact ? p.rest->backward_double
-                         : grid_sample_backward)(job, plan.V, stream);
+    error =
+        slabs > 1 ? launch_slabs(job, plan.V, slabs, stream) : launch_kernels(job, plan.V, stream);
     chain.follows = chain.can;
     if (error || !(plan.sums || plan.fixed)) return error;
     job.follows = chain.follows;
@@ -323,6 +301,20 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
             return plan.fixed ? finish_fixed<BFloat16>(job, caller, stream)
                               : round_sums<BFloat16>(job, plan, caller, choice, chain);
     }
+}
+
+/// Of the way that scattered points ask for.
+Slabs slabs_of(const GridSampleParams& p, const Plans& plans) {
+    return slabs_of(p, plans.take == Plans::kPlain ? plans.plain : plans.turned);
+}
+/// True if a call begins with a look at the points.
+bool looks(const GridSampleParams& p, const Plans& plans) {
+    return plans.take == Plans::kProbe || slabs_of(p, plans).count > 1;
+}
+/// What a look is to tell of slabs.
+Spread spread_of(const Slabs& slabs) {
+    return {slabs.count > 1, float(slabs.gain), float(slabs.cost),
+            float(kGridSampleSlabRates.held / std::max(slabs.field, 1.)), int(slabs.window)};
 }
 
 /// Both gradients by kernels of their own, as `plan` is that of kernels that make no other than
@@ -347,7 +339,7 @@ int64_t grid_sample_scratch_cuda(const GridSampleParams* p) {
     int64_t bytes = 0;
     if (plans.take != Plans::kTurned) bytes = bytes_of(plans.plain);
     if (plans.take != Plans::kPlain) bytes = std::max(bytes, bytes_of(plans.turned));
-    return bytes || plans.take == Plans::kProbe ? kChoiceBytes + bytes : 0;
+    return bytes || looks(*p, plans) ? kChoiceBytes + bytes : 0;
 }
 
 static void tell(const GridSampleParams& p, const Plans& plans) {
@@ -360,6 +352,11 @@ static void tell(const GridSampleParams& p, const Plans& plans) {
                     plans.turned.runs ? "by runs of pixels" : names[Plans::kProbe], plans.why);
         return;
     }
+    if (slabs_of(p, plans).count > 1)
+        tell_choice(
+            "grid_sample", "order of points", names[Plans::kProbe],
+            "the L2 cache holds slabs of this field: one after the other, all points of each, "
+            "where they are scattered");
     tell_choice("grid_sample", p.grad_out ? "layout, of gradients" : "layout", names[plans.take],
                 plans.why,
                 {{"as it is, points in order", plans.as_it_is.near},
@@ -379,8 +376,8 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     Chain chain = chain_on(static_cast<cudaStream_t>(stream_pointer));
     if (plans.turned.runs && p->grad_grid && !slopes_by_runs(*p))
         return run_apart(*p, plans.turned, {}, chain);
-    if (plans.take != Plans::kProbe)
-        return run(*p, plans.take == Plans::kTurned ? plans.turned : plans.plain, {}, chain);
+    const bool both = plans.take == Plans::kProbe, turned = plans.take == Plans::kTurned;
+    if (!looks(*p, plans)) return run(*p, turned ? plans.turned : plans.plain, {}, chain);
     int* const choice = static_cast<int*>(p->scratch);
     GridSampleJob job{*p};
     set_points(job, plans.plain);
@@ -389,9 +386,15 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
         field += float(p->size[d] - 1) * float(p->input_stride[2 + d]) *
                  float(element_size(p->dtype)) / 32;
     start(p->D == 3 ? probe_kernel<3> : probe_kernel<2>, 1, 1024, 0, false, chain.stream, job,
-          plans.saved, field, choice);
+          plans.saved, spread_of(slabs_of(*p, plans)), field, choice);
     chain.follows = chain.can;
     if (const char* error = launch_error()) return error;
-    if (const char* error = run(*p, plans.plain, {choice, 0}, chain)) return error;
-    return (plans.turned.field ? run_apart : run)(*p, plans.turned, {choice, 1}, chain);
+    const int asked = both ? Choice::kTurned : 0;
+    if (!turned) {
+        if (const char* error = run(*p, plans.plain, {choice, asked, 0, !both}, chain))
+            return error;
+    }
+    if (plans.take == Plans::kPlain) return nullptr;
+    const Choice second{choice, asked, both ? Choice::kTurned : 0, true};
+    return (plans.turned.field ? run_apart : run)(*p, plans.turned, second, chain);
 }

@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C> - (D == 2 &&
         const int i = kShared ? min(q, job.count - 1) : q;
         const Coordinates<A, D> coordinates(job, job.grids.at(blockIdx.y), i);
         const auto spot = spot_of<true>(job, coordinates, false);
+        if (lanes_log2 == 0 && !spot.in_slab(job)) return;
         const auto cell = spot.in(job.input, spot.flags(p, false));
         const int64_t c_step =
             kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
@@ -116,9 +117,9 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
     const int stride = blockDim.x * gridDim.x, C = int(p.C);
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     const int64_t b = job.image + blockIdx.y;
-    const char* grid = grid_of(job, b);
+    const char* grid = job.grids.at(blockIdx.y);
     const auto held = [&](int i) { return i < job.count ? i : job.count - 1; };
-    const char* in = static_cast<const char*>(p.input) + b * p.input_stride[0] * int(sizeof(T));
+    const char* in = job.inputs.at(blockIdx.y);
     asm("" : "+l"(in));  // found once
     const T* grad_out = static_cast<const T*>(p.grad_out) + b * p.grad_out_stride[0];
     const WordStage<T, V> grads(staging, words);

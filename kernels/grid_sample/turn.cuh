@@ -11,14 +11,17 @@
 
 namespace {
 
-/// Which launches work: those whose `chosen` is in `*made`; all of them without `made`.
+/// Which launches work: those whose `chosen` are the bits of `asked` in `*made`; all of them
+/// without `made`.
 struct Choice {
+    static constexpr int kTurned = 1, kScattered = 2;  // the bits
     int* made = nullptr;
-    int chosen = 0;
+    int asked = 0, chosen = 0;
+    bool slabs = false;  // the look tells of slabs of this way
 
     __device__ bool idle() const {
         follow();
-        return made && *made != chosen;
+        return made && (*made & asked) != chosen;
     }
 };
 
