@@ -186,10 +186,15 @@ __global__ void __launch_bounds__(kTurners, 8)
             const uintptr_t first = (begin + c * job.c_stride * sizeof(T)) & ~uintptr_t(15);
             const uintptr_t from = first + 16 * w;
             const bool there = c0 + c < job.C && from < end;
-            const int missing = !there ? 16 : end - from < 16 ? 16 - int(end - from) : 0;
-            __pipeline_memcpy_async(tile + job.at(c, w * kWord, wide),
+            T* const to = tile + job.at(c, w * kWord, wide);
+            if (there && end - from < 16) {  // of the tensor's last word what it has of it
+                for (int k = 0; k < kWord; ++k)
+                    to[k] = from + k * sizeof(T) < end ? reinterpret_cast<const T*>(from)[k] : T{};
+                return;
+            }
+            __pipeline_memcpy_async(to,
                                     reinterpret_cast<const void*>(there ? from : begin & ~15ull),
-                                    16, missing);
+                                    16, there ? 0 : 16);
         };
         for (int c = threadIdx.x / 32; c < channels; c += kTurners / 32)
             for (int w = threadIdx.x % 32; w < words; w += 32) fetch(c, w);
