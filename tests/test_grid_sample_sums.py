@@ -167,6 +167,33 @@ def test_many_points_in_16_bits_give_what_float32_gives_rounded(size, last, dtyp
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("C, last", [(1, False), (3, True), (4, True), (5, False), (24, True)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode, dims", KINDS)
+def test_sums_in_16_bits(mode, dims, dtype, C, last):
+    """A GPU adds to the gradient itself what so few points give: by words, pairs and elements."""
+    size = {2: (170, 181), 3: (31, 33, 35)}[dims]
+    input = torch.rand(2, C, *size, device="cuda").to(dtype)
+    input = input.contiguous(memory_format=LAST[dims]) if last else input
+    grid = torch.rand(2, *[1] * (dims - 1), 150, dims, device="cuda").to(dtype) * 2.2 - 1.1
+    grad_out = torch.rand(2, C, *grid.shape[1:-1], device="cuda").to(dtype)
+    arguments = [x.float() for x in (grad_out, input, grid)]
+    expected = grid_sample_bw(*arguments, mode, "border", output_mask=(True, True))
+    for both in (False, True):
+        found = grid_sample_bw(grad_out, input, grid, mode, "border", output_mask=(True, both))
+        to_input = found[0] if both else found
+        assert_close(
+            to_input.float(),
+            expected[0],
+            rtol=0,
+            atol=8 * torch.finfo(dtype).eps * float(expected[0].abs().max()),
+        )
+        assert (to_input[expected[0] == 0] == 0).all()
+        if both:
+            mostly_close(found[1], expected[1], max(size))
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("path", ["anywhere", "in order", "crowded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(

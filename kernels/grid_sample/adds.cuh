@@ -111,6 +111,11 @@ __device__ inline void add_word(const GridSampleJob& job, char* to, const float 
         add_pair(job.sum_dtype, reinterpret_cast<unsigned*>(to) + j / 2, x[j], x[j + 1]);
 }
 
+/// Element `at` of p.grad_input.
+__device__ inline char* sum_at(const GridSampleJob& job, int64_t at) {
+    return static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype);
+}
+
 /// Adds to element `at` of p.grad_input, or to its sum in fixed point.
 __device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t at, double x) {
     FixedPoint(job.fixed, job.places, job.terms).add(at, x);
@@ -118,5 +123,5 @@ __device__ __noinline__ inline void add_fixed(const GridSampleJob& job, int64_t 
 template <typename T>
 __device__ inline void add_at(const GridSampleJob& job, int64_t at, Acc<T> x) {
     if (job.fixed) return add_fixed(job, at, x);
-    add_one<T>(job, static_cast<char*>(job.p.grad_input) + at * element_size(job.sum_dtype), x);
+    add_one<T>(job, sum_at(job, at), x);
 }

@@ -109,7 +109,7 @@ struct CubicGradients {
             float shares[V];
 #pragma unroll
             for (int j = 0; j < V; ++j) shares[j] = weight * grad[j];
-            add_floats<V>(static_cast<float*>(p.grad_input) + place, shares);
+            add_word<V>(job, sum_at(job, place), shares);
         } else {
             add_at<T>(job, place, weight * grad[0]);
         }

@@ -276,8 +276,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
                         float x[V];
 #pragma unroll
                         for (int j = 0; j < V; ++j) x[j] = weight[k] * grad[j];
-                        add_floats<V>(
-                            static_cast<float*>(p.grad_input) + sum_image + sums.offset(k, c), x);
+                        add_word<V>(job, sum_at(job, sum_image + sums.offset(k, c)), x);
                     } else {
                         add_at<T>(job, sum_image + sums.offset(k, c), weight[k] * grad[0]);
                     }
