@@ -146,7 +146,22 @@ def grids():
         grid = torch.rand(1, 1, 1, 70_000, 3, device="cuda").to(dtype) * 2.2 - 1.1
         out = loader.grid_sample(image, grid)
         loader.grid_sample_bw(out, image, grid, output_mask=(False, True))
-    for C in (47, 64):  # few of many pixels: those that points touch
+    # Few of many pixels: added to in 16 bits; one channel after the other; those that points touch.
+    for D, C, mode, last in product((2, 3), (3, 8), (*modes, "bicubic"), (False, True)):
+        image = torch.rand(2, C, *((150, 160), (31, 32, 33))[D - 2], device="cuda").half()
+        if last:
+            image = image.contiguous(
+                memory_format=(torch.channels_last, torch.channels_last_3d)[D - 2]
+            )
+        grid = torch.rand(2, *[1] * (D - 1), 30, D, device="cuda").half() * 2.2 - 1.1
+        out = loader.grid_sample(image, grid, mode)
+        for mask in MASKS:
+            loader.grid_sample_bw(out, image, grid, mode, output_mask=mask)
+    image = torch.rand(3, 7, 1210, 1301, device="cuda")
+    grid = torch.rand(3, 1, 60_000, 2, device="cuda") * 2.2 - 1.1
+    out = loader.grid_sample(image, grid, "nearest")
+    loader.grid_sample_bw(out, image, grid, "nearest", output_mask=(True, True))
+    for C in (47, 64):
         image = torch.rand(1, C, 700, 1201, device="cuda").half()
         image = image.contiguous(memory_format=torch.channels_last)
         grid = torch.rand(1, 1, 20_000, 2, device="cuda").half() * 2.2 - 1.1

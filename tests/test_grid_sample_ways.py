@@ -110,6 +110,30 @@ def test_words_that_begin_anywhere(size, points, dtype):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(
+    "size, points", [((3, 7, 1210, 1301), 60_000), ((1, 5, 161, 203, 207), 140_000)]
+)
+def test_nearest_sums_one_channel_after_the_other(size, points, both, dtype):
+    """Of far more pixels than points: whole numbers add up to the same as in each channel alone."""
+    input = torch.zeros(size, device="cuda", dtype=dtype)
+    grid = places("anywhere", size[0], points, len(size) - 2, "cuda").to(dtype)
+    grad_out = torch.randint(-4, 5, (*size[:2], *grid.shape[1:-1]), device="cuda").to(dtype)
+
+    def gradients(channels):
+        arguments = grad_out[:, channels], input[:, channels], grid, "nearest", "border"
+        return grid_sample_bw(*arguments, output_mask=(True, both))
+
+    found = gradients(slice(None))
+    found, slopes = found if both else (found, None)
+    assert not both or not slopes.any()
+    for c in range(size[1]):
+        alone = gradients(slice(c, c + 1))
+        assert torch.equal(found[:, c : c + 1], alone[0] if both else alone)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "mode, dims", [("bilinear", 2), ("bilinear", 3), ("nearest", 2), ("bicubic", 2)]
 )

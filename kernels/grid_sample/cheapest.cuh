@@ -86,10 +86,10 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans, const GridSampleRead
     return plans;
 }
 
-/// Microseconds of a million rows of two turned pixels of `pad` elements, of `size` bytes each.
-double rows_of(int64_t pad, int size) {
+/// Microseconds of a million rows of two turned pixels of `pad` elements.
+double rows_of(int64_t pad) {
     constexpr auto r = kGridSampleGradientRates;
-    return pad == 4 ? r.words : r.row + r.row_byte * std::max(2. * pad * size - 32, 0.);
+    return pad == 4 ? r.words : r.row + r.row_byte * (2. * double(pad) * 4 - 32);
 }
 
 /// Microseconds of a plan's passes over whole fields for the gradient to the input.
@@ -110,13 +110,17 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     const bool nearest = p.interpolation == Interpolation::kNearest;
     const double taps = double(p.B) * p.P * (nearest ? 1 : 1 << p.D) * 1e-6;
     const double words = double(plans.turned.pad) / 4;
-    const double sums = double(p.B) * p.C * voxel_count(p) * 4e-6;
-    const double missed = r.missed * std::max(0., 1 - kGridSampleRates.large / sums);
+    const double voxels = double(p.B) * voxel_count(p) * 4e-6;
+    const auto missed = [&](int64_t channels) {
+        return r.missed * std::max(0., 1 - kGridSampleRates.large / (voxels * double(channels)));
+    };
     double near = taps * (p.C * r.add_near - words * r.word_near);
     double held = taps * (p.C * r.add_far - words * r.word_far);  // scattered, in the L2 cache
-    double far = held + taps * (p.C - words) * missed;
+    // Two of a row of pixels share what they miss.
+    const double shared = nearest ? p.C : p.C / 2.;
+    double far = held + taps * (shared * missed(p.C) - words * missed(plans.turned.pad));
     if (plans.turned.copy) {
-        const double rows = taps / 2, each = rows_of(plans.turned.pad, 4);
+        const double rows = taps / 2, each = rows_of(plans.turned.pad);
         near += rows * (p.C * r.coherent - each);
         const double read_far = rows * (p.C * r.scattered - each) / 2;
         held += read_far, far += read_far;
@@ -194,7 +198,9 @@ bool is_apart(const GridSampleParams& p) {
     const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype) * 1e-6;
     const double copy = (turned.copy_bytes * 1e-6 + field) / r.stream;
     const double rows = double(taps_of(p)) / 2 * 1e-6;
-    return copy + rows * rows_of(turned.pad, 4) > rows * p.C * (r.coherent + r.scattered) / 2;
+    const double fused = r.fused + r.fused_word * double(turned.pad / 4 - 1);
+    const double alone = p.input_stride[1] == 1 ? r.alone_last : r.alone;
+    return copy + rows * fused > rows * double(p.C) * alone;
 }
 
 int64_t bytes_of(const Plan& plan) { return plan.copy_bytes + plan.sum_bytes; }

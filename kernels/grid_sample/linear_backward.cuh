@@ -309,13 +309,14 @@ __global__ void __launch_bounds__(kThreads)
     const bool valid = at.inside && cell.valid(0), alone = at.lanes == 1;
     const Runs runs(cell.base, valid, job.sums.step[2]);
     const bool longer = alone && runs.reach > 1, mine = valid && (!alone || runs.head);
-    const int C = int(p.C), size = element_size(job.sum_dtype);
+    const int first = int(blockIdx.z);  // channel, where each has blocks of its own
+    const int C = gridDim.z > 1 ? first + 1 : int(p.C), size = element_size(job.sum_dtype);
     const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
                         p.grad_out_points.at(job.first + i);
     char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
                      int64_t(cell.base) * job.sums.unit;
 #pragma unroll 1
-    for (int c0 = at.lane; c0 - at.lane < C; c0 += U * at.lanes) {
+    for (int c0 = first + at.lane; c0 - at.lane < C; c0 += U * at.lanes) {
         A grad[U];
 #pragma unroll
         for (int u = 0; u < U; ++u) {
@@ -329,7 +330,7 @@ __global__ void __launch_bounds__(kThreads)
             if (const int c = c0 + u * at.lanes; mine && c < C)
                 add_one<T>(job, to + c * p.grad_input_stride[1] * size, grad[u]);
     }
-    if (!p.grad_grid) return;
+    if (!p.grad_grid || first > 0) return;
     A none[D] = {};
     store_grad_grid<D>(job, at, none);
 }
@@ -358,7 +359,7 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kNearest)
         return launch_points(
             job.p.C == 1 ? nearest_backward<Stored<T>, D, 1> : nearest_backward<Stored<T>, D, 4>,
-            job, each, stream);
+            job, each, stream, 0x7fffffff, job.planes ? int(job.p.C) : 1);
     constexpr int U = D == 2 ? 4 : 2;
     const auto launch = [&](auto rows) {
         constexpr bool kRows = decltype(rows)::value;

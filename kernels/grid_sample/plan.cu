@@ -68,7 +68,9 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.narrow = narrow_of(p);
     job.alone = !job.general && grid_alone(p, plan);
     job.reads = reads_input(p);
-    job.planes = by_planes(p) && job.narrow == Narrow::kPlanar;
+    job.planes = by_planes(p) &&
+                 (p.grad_out ? plan.V == 1 && p.grad_input_stride[1] != 1 && job.lanes_log2 == 0
+                             : job.narrow == Narrow::kPlanar);
     if (job.planes && p.interpolation == Interpolation::kCubic) job.lanes_log2 = 0;
     job.words = p.C <= 4 || takes_points(p) || (plan.across && p.C <= plan.V);
     job.across = plan.across;

@@ -121,12 +121,17 @@ bool takes_points(const GridSampleParams& p) {
            image < kGridSampleRates.held;
 }
 
-/// True if the forward takes channel after channel, so that the L2 cache holds what it reads at a
-/// time: of points that have no neighbours, in a field that the cache does not hold.
+/// True if the forward, or nearest sums, take channel after channel, so that the L2 cache holds
+/// what they read or add to at a time: of points that have no neighbours, in a field that the cache
+/// does not hold.
 bool by_planes(const GridSampleParams& p) {
+    constexpr auto r = kGridSampleRates;
+    const bool nearest = p.interpolation == Interpolation::kNearest;
+    if (p.C == 1 || p.C >= 1 << 16 || (p.grad_out && !(nearest && p.grad_input))) return false;
     const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype);
-    return !p.grad_out && p.C > 1 && p.C < 1 << 16 &&
-           p.P * kGridSampleRates.lonely < voxel_count(p) && field > kGridSampleRates.plane_field;
+    const double lonely = nearest && p.D == 2 ? r.lonely_nearest : r.lonely;
+    return double(p.P) * lonely < double(voxel_count(p)) &&
+           field > (p.grad_out ? r.plane_sums : r.plane_field);
 }
 
 int log2_of(int64_t x) {
@@ -322,7 +327,7 @@ Slabs slabs_of(const GridSampleParams& p, const Plan& plan) {
                                     : linear && plan.V == 1 && narrow_of(p) != Narrow::kNot;
     const int size = element_size(p.dtype), sum_size = plan.sums ? 4 : size;
     const double elements =
-        double(voxel_count(p)) * double(words || !by_planes(p) ? plan.pad : 1) * 1e-6;
+        double(voxel_count(p)) * double(words || p.grad_out || !by_planes(p) ? plan.pad : 1) * 1e-6;
     const double bytes =
         elements * ((p.grad_input ? sum_size : 0) + (p.grad_input && !reads_input(p) ? 0 : size));
     if (!takes || bytes < r.least || !steps_of(p, p.input_stride, size).fits) return {};
