@@ -30,8 +30,9 @@ class Timer:
     On a GPU the L2 cache is overwritten before each call. That also keeps work queued ahead, so
     that what gets timed is the GPU and not the host that launches. With `seconds`, a slow contender
     gets no more turns than fit into so long, but at least three; where one call takes ten times as
-    long, that call's is its time. Where a median is over twice the 10th percentile, something else
-    ran on the machine: all are timed again, up to three times, and the quietest time counts.
+    long, that call's is its time. Where a median is over twice the 10th percentile, or over twice
+    what a call of a GPU took while it was warmed up, host and all, something else ran on the
+    machine: all are timed again, up to three times, and the quietest time counts.
     """
 
     def __init__(self, device: str, repeats: int, seconds: float | None = None):
@@ -41,28 +42,37 @@ class Timer:
     def __call__(self, contenders: dict[str, Callable]) -> dict[str, dict[str, float]]:
         """Median, 10th and 90th percentile of each contender."""
         known = {name: self._warm_up(run) for name, run in contenders.items()}
+
+        def unrest(found: dict[str, dict[str, float]]) -> float:
+            return max(
+                times["median"] / min(times["p10"], known[name][2]) for name, times in found.items()
+            )
+
         quietest = self._take_turns(contenders, known)
         for _ in range(3):
-            if _unrest(quietest) <= 2:
+            if unrest(quietest) <= 2:
                 break
-            quietest = min(quietest, self._take_turns(contenders, known), key=_unrest)
+            time.sleep(0.1)
+            quietest = min(quietest, self._take_turns(contenders, known), key=unrest)
         return quietest
 
     def _take_turns(self, contenders, known) -> dict[str, dict[str, float]]:
         taken = {name: [] for name in contenders}
         order, shuffle = [*contenders.items()], random.Random(0).shuffle
-        for turn in range(max(turns for turns, _ in known.values())):
+        for turn in range(max(turns for turns, *_ in known.values())):
             shuffle(order)  # each finds what the one before it left: threads that still wait, say
             for name, run in order:
                 if turn < known[name][0]:
                     taken[name].append(self._clock.once(run))
         return {
             name: _summary(slow or [1e3 * ms for ms in self._clock.results(taken[name])])
-            for name, (_, slow) in known.items()
+            for name, (_, slow, _) in known.items()
         }
 
-    def _warm_up(self, run: Callable) -> tuple[int, list[float]]:
-        """Compile, allocate, fill caches; return how many turns follow, or what slow calls take."""
+    def _warm_up(self, run: Callable) -> tuple[int, list[float], float]:
+        """Compile, allocate, fill caches; return how many turns follow, or what slow calls take,
+        and the microseconds of a GPU's quickest call.
+        """
         turns, once = self.repeats, math.inf
         for call in range(3):
             start = time.perf_counter()
@@ -72,11 +82,11 @@ class Timer:
                     torch.cuda.synchronize(self.device)
                 once = min(once, time.perf_counter() - start)
                 if call and once > 10 * self.seconds:
-                    return 0, [1e6 * once] * 2
+                    return 0, [1e6 * once] * 2, math.inf
                 turns = max(3, min(self.repeats, int(self.seconds / once)))
                 if call and once > self.seconds:
                     break
-        return turns, []
+        return turns, [], 1e6 * once if self.device.type == "cuda" else math.inf
 
     def copy_bandwidth(self) -> float:
         """Bytes read and written per microsecond by `y.copy_(x)` on a large tensor: the limit."""
@@ -84,11 +94,6 @@ class Timer:
         x = torch.ones(size, dtype=torch.uint8, device=self.device)
         y = torch.empty_like(x)
         return 2 * size / self({"copy": lambda: y.copy_(x)})["copy"]["median"]
-
-
-def _unrest(found: dict[str, dict[str, float]]) -> float:
-    """Return the largest of the medians over their 10th percentiles."""
-    return max(times["median"] / times["p10"] for times in found.values())
 
 
 def _summary(values: list[float]) -> dict[str, float]:

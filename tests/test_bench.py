@@ -35,6 +35,19 @@ def rows_of(name, calls):
     yield {"case": name, "us": {"loader": {"median": 2.0}, "eager": {"median": 4.0}}}
 
 
+@pytest.mark.cuda
+def test_times_of_a_machine_at_other_work_are_taken_again():
+    """All of one round of turns, after the calls that warm up."""
+    turns = 5
+    number = itertools.count()
+
+    def run():
+        if 3 <= next(number) < 3 + turns:
+            torch.cuda._sleep(40_000_000)  # some 20 ms
+
+    assert harness.Timer("cuda", turns, seconds=1)({"ours": run})["ours"]["median"] < 5000
+
+
 def test_a_run_that_was_ended_goes_on_after_its_last_case(options, capsys, tmp_path):
     calls = []
 
