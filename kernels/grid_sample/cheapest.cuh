@@ -1,6 +1,8 @@
 // Which of two ways grid_sample on the GPU does a job in: what each costs, by the rates of
 // rates/grid_sample.h.
 #pragma once
+#include <utility>
+
 #include "plan.cuh"
 
 namespace {
@@ -30,7 +32,7 @@ struct Plans {
     Cost as_it_is, turning;
     const char* why =
         "there is one way for this: channels side by side, one channel, few points, "
-        "float64, bicubic or fixed point";
+        "float64 or fixed point";
 };
 
 constexpr int64_t kChoiceBytes = 256;
@@ -141,6 +143,54 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     return plans;
 }
 
+/// Microseconds of bicubic interpolation as it is, and of words of four channels, without passes.
+std::pair<Cost, Cost> cubic_costs(const GridSampleParams& p) {
+    constexpr auto r = kGridSampleCubicRates;
+    const bool last = p.input_stride[1] == 1;
+    const double rows = double(p.B) * double(p.P) * (p.D == 2 ? 4 : 16) * 1e-6;
+    const double channels = rows * double(p.C), words = rows * double(ceil_div(p.C, 4));
+    const auto both = [&](double plain, double word) -> std::pair<Cost, Cost> {
+        return {{channels * plain, channels * plain}, {words * word, words * word}};
+    };
+    if (p.grad_input) {
+        const double add = last || p.D == 3 ? r.add : r.add_row, reads = reads_input(p) ? 1 : 0;
+        return both(4 * add + reads * r.read, 4 * r.add_word + reads * r.read_word);
+    }
+    if (p.D == 3)
+        return p.grad_out ? both(r.volume_slopes, r.word_slopes) : both(r.volume, r.volume_word);
+    return {{channels * (last ? r.last_near : r.near), channels * (last ? r.last_far : r.far)},
+            {words * r.word_near, words * r.word_far}};
+}
+
+/// Bicubic interpolation is bound by instructions, of which words of four channels need fewer. A
+/// look is for images that are read alone: scattered points miss the L1 cache in each channel.
+Plans cheapest_cubic(const GridSampleParams& p, Plans plans) {
+    constexpr auto r = kGridSampleCubicRates;
+    plans.why = "the gradient to the grid of images gains nothing by words of four channels";
+    if (plans.turned.V == 1 || (p.D == 2 && p.grad_out && !p.grad_input)) return plans;
+    const double voxels = double(p.B) * double(voxel_count(p)) * element_size(p.dtype) * 1e-6;
+    const double passes = p.grad_input
+                              ? r.launches + passes_of(p, plans.turned) - passes_of(p, plans.plain)
+                              : r.turn + voxels * double(p.C + plans.turned.pad) / r.stream +
+                                    double(p.B) * double(p.P) * double(p.C) * 1e-6 * r.out;
+    auto [plain, turned] = cubic_costs(p);
+    turned.near += passes, turned.far += passes;
+    plans.as_it_is = plain, plans.turning = turned;
+    const double near = plain.near - turned.near, far = plain.far - turned.far;  // saved
+    const int lanes = std::max(lanes_log2(p, plans.plain), lanes_log2(p, plans.turned));
+    const double look = r.look + double(p.B * p.P << lanes) * 1e-6 * r.idle;
+    if (near > 0) {
+        plans.take = Plans::kTurned;
+        plans.why = "words of four channels save more than passes take";
+    } else if (std::min(far, -near) > r.worth * look) {
+        plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
+        plans.saved = {float(near), float(far - near), 0};
+    } else {
+        plans.why = "passes over the field take longer than words of four channels save";
+    }
+    return plans;
+}
+
 Plans plans_of(const GridSampleParams& p) {
     Plans plans;
     plans.plain = plan_of(p, false);
@@ -165,10 +215,10 @@ Plans plans_of(const GridSampleParams& p) {
         }
     }
     if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
-        plans.plain.fixed || p.interpolation == Interpolation::kCubic || !fits_last(p) ||
-        p.P < 1024)
+        plans.plain.fixed || !fits_last(p) || p.P < 1024)
         return plans;
     plans.turned = plan_of(p, true);
+    if (p.interpolation == Interpolation::kCubic) return cheapest_cubic(p, plans);
     if (p.grad_input) return cheapest_sums(p, plans);
     return cheapest_read(p, plans, p.grad_out ? kGridSampleSlopeRates : kGridSampleForwardRates);
 }

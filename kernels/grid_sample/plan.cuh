@@ -276,7 +276,7 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
     if (plan.copy) plan.copy_bytes = field_bytes(p, plan.pad * size);
     if (plan.sums) plan.sum_bytes = field_bytes(p, plan.pad * 4);
     if (plan.sums && !plan.order && size == 2 && p.C > 8 && p.grad_input_stride[1] == 1 &&
-        is_dense(p))
+        is_dense(p) && p.interpolation != Interpolation::kCubic)
         plan.touched = touched_us(p, plan) < whole_us(p, plan);
     if (plan.fixed) plan.sum_bytes = 8 * (1 + fixed_point_words(p.B * p.C * voxels));
     return plan;
