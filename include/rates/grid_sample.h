@@ -109,7 +109,7 @@ struct GridSampleGradientRates {
     // Of both gradients, an H100's, fitted to cases at random. A million rows: of the first word of
     // four channels of a copy, where the kernel that sums reads it; of each further one; and of a
     // channel as it is, or beside others, where the kernel for the gradient to the grid alone does.
-    double fused = 9.9, fused_word = 7.2, alone = 3.5, alone_last = 5.3;
+    double fused = 9.9, fused_word = 7.2, alone = 4.05, alone_last = 5.3;
     double look = 2;                         // sectors that 32 points lie in, in order
     double add_near = 5.3, add_far = 10;     // a million additions: of points in order, scattered,
     double word_near = 7.5, word_far = 8.6;  // and of words of four channels
