@@ -48,6 +48,24 @@ def test_times_of_a_machine_at_other_work_are_taken_again():
     assert harness.Timer("cuda", turns, seconds=1)({"ours": run})["ours"]["median"] < 5000
 
 
+@pytest.mark.parametrize("operator", [name for name in sweep.OPERATORS if name != "grid_sample"])
+def test_peers_compute_the_same(operator):
+    """In drawn cases; grid_sample's are held against PyTorch's as they are made."""
+    space = importlib.import_module(f"spaces.{operator}")
+    for k in range(20):
+        case = {**space.draw(random.Random(f"peers {k}"), 200_000), "key": [0, k]}
+        make = {"device": torch.device("cpu"), "generator": torch.Generator().manual_seed(k)}
+        runs = space.tasks(case, make)["forward"].runs
+        ours = runs.pop("loader")()
+        for name, peer in runs.items():
+            theirs = peer().view(ours.shape)
+            most = 1.0  # of whole numbers; else of the largest: places have a rounding of their own
+            if ours.is_floating_point():
+                most = max(4 * torch.finfo(ours.dtype).eps, 2e-4) * float(theirs.abs().max())
+            off = (ours.double() - theirs.double()).abs()
+            assert (off <= most).double().mean() > 0.98, (name, case)
+
+
 def test_a_run_that_was_ended_goes_on_after_its_last_case(options, capsys, tmp_path):
     calls = []
 

@@ -71,7 +71,7 @@ def by_fft(image, kernel, shape):
     size = [n + k - 1 for n, k in zip(image.shape[-2:], kernel.shape, strict=True)]
     product = torch.fft.rfft2(image.to(work), size) * torch.fft.rfft2(kernel.to(work), size)
     out = torch.fft.irfft2(product, size)
-    top, left = ((n - m) // 2 for n, m in zip(size, shape, strict=True))
+    top, left = ((n - m + 1) // 2 for n, m in zip(size, shape, strict=True))
     return out[..., top : top + shape[0], left : left + shape[1]].to(image.dtype)
 
 
