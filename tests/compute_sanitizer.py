@@ -177,6 +177,12 @@ def grids():
             out = loader.grid_sample(image, grid)
             for mask in MASKS:
                 loader.grid_sample_bw(out, image, grid, output_mask=mask)
+    for D, C, dtype in product((2, 3), (3, 20), (torch.float32, torch.float16)):  # bicubic, turned
+        image = torch.rand(1, C, *((90, 131), (13, 40, 31))[D - 2], device="cuda").to(dtype)
+        grid = torch.rand(1, *[1] * (D - 1), 40_000, D, device="cuda") * 2.2 - 1.1
+        out = loader.grid_sample(image, grid, "bicubic")
+        for mask in MASKS:
+            loader.grid_sample_bw(out, image, grid, "bicubic", output_mask=mask)
 
 
 if __name__ == "__main__":
