@@ -42,11 +42,10 @@ class Timer:
     def __call__(self, contenders: dict[str, Callable]) -> dict[str, dict[str, float]]:
         """Median, 10th and 90th percentile of each contender."""
         known = {name: self._warm_up(run) for name, run in contenders.items()}
+        quickest = {name: least for name, (*_, least) in known.items()}
 
         def unrest(found: dict[str, dict[str, float]]) -> float:
-            return max(
-                times["median"] / min(times["p10"], known[name][2]) for name, times in found.items()
-            )
+            return max(us["median"] / min(us["p10"], quickest[name]) for name, us in found.items())
 
         quietest = self._take_turns(contenders, known)
         for _ in range(3):

@@ -166,8 +166,11 @@ std::pair<Cost, Cost> cubic_costs(const GridSampleParams& p) {
 /// look is for images that are read alone: scattered points miss the L1 cache in each channel.
 Plans cheapest_cubic(const GridSampleParams& p, Plans plans) {
     constexpr auto r = kGridSampleCubicRates;
-    plans.why = "the gradient to the grid of images gains nothing by words of four channels";
-    if (plans.turned.V == 1 || (p.D == 2 && p.grad_out && !p.grad_input)) return plans;
+    if (plans.turned.V == 1) return plans;
+    if (p.D == 2 && p.grad_out && !p.grad_input) {
+        plans.why = "the gradient to the grid of images gains nothing by words of four channels";
+        return plans;
+    }
     const double voxels = double(p.B) * double(voxel_count(p)) * element_size(p.dtype) * 1e-6;
     const double passes = p.grad_input
                               ? r.launches + passes_of(p, plans.turned) - passes_of(p, plans.plain)

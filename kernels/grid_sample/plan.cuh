@@ -275,6 +275,7 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
     plan.pad = ceil_div(p.C, plan.V) * plan.V;
     if (plan.copy) plan.copy_bytes = field_bytes(p, plan.pad * size);
     if (plan.sums) plan.sum_bytes = field_bytes(p, plan.pad * 4);
+    // Their kernels know the pixels of a linear cell.
     if (plan.sums && !plan.order && size == 2 && p.C > 8 && p.grad_input_stride[1] == 1 &&
         is_dense(p) && p.interpolation != Interpolation::kCubic)
         plan.touched = touched_us(p, plan) < whole_us(p, plan);
