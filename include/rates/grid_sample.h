@@ -13,8 +13,11 @@ struct GridSampleRates {
     // Pixels to a point, from where points have no neighbours: nearest ones of images, and others;
     // and bytes of a field of which channels are then read one by one, or added to.
     double lonely_nearest = 3.5, lonely = 5, plane_field = 2e7, plane_sums = 5e7;
-    int64_t few = 1 << 15;       // points, below which a warp to 32 of them leaves a GPU idle
+    int64_t few = 1 << 15;  // points, below which a warp to 32 of them leaves a GPU idle
+    // Of planes that are added to: points, below which 16 threads share one, or 32.
+    int64_t fewer = 6000, fewest = 512;
     int64_t filled = 132 << 10;  // threads that fill it
+    double kept = 2 << 20;  // bytes of an image whose pixels caches keep for their next channel
     // Words of channels that lie in two of memory's are read from so many points and bytes of an
     // image on, and up to so many points a pixel; to so many where a copy is quick (an H100's).
     int64_t across_points = 1 << 14, across_image = 4 << 20;
@@ -53,16 +56,17 @@ constexpr GridSampleReadRates kGridSampleSlopeRates{
     0.88, 0.59, 13.9, 5.6,
     1.7, 2.1, 34, 0.019, 0.14, 2.8,
     3.2, 2.4, 0.12,
-    80, 0.8,
+    80, 2,
 };
 // clang-format on
 
 /// Of bicubic interpolation as it is, or turned: fitted to both ways of 130 cases at random, an
-/// H200's. A million rows of four taps each take:
+/// H200's, and of images in order to those of 28 others, an H100's. A million rows of four taps
+/// each take:
 struct GridSampleCubicRates {
     // Images forward: a channel of points in order, and scattered; the same side by side; and a
     // word of four channels.
-    double near = 1.6, far = 7.9, last_near = 2.2, last_far = 8.1, word_near = 6.8, word_far = 14;
+    double near = 1.6, far = 7.9, last_near = 1.6, last_far = 8.1, word_near = 8.3, word_far = 14;
     // Volumes, a channel and a word: forward, and of the gradient to the grid.
     double volume = 4.2, volume_word = 8, volume_slopes = 11, word_slopes = 12;
     // What both gradients read: a channel, a word. A million additions: of a channel of an image,
@@ -70,8 +74,8 @@ struct GridSampleCubicRates {
     double read = 3, read_word = 10, add_row = 5.5, add = 8.5, add_word = 11.5;
     // Passes as in GridSampleReadRates, and what more launches take.
     double turn = 2.6, stream = 2.2, out = 1.06, launches = 5;
-    // What a look takes, and a million threads that it leaves idle; how many times as much it has
-    // to save.
+    // What a look takes, and a million threads of the kernel for fields as they are that it leaves
+    // idle; how many times as much as a look it has to save.
     double look = 12, idle = 4.7, worth = 1.5;
 };
 constexpr GridSampleCubicRates kGridSampleCubicRates;
@@ -129,13 +133,14 @@ struct GridSampleGradientRates {
     int64_t field = 110000;   // bytes of a channel's sums in shared memory, of two blocks to an SM
     double field_adds = 512;  // to each pixel, and in all, from where that is worth a look
     double field_least = 1.6e7;
-    float field_few = 6;     // sectors that 32 points lie in, from where it pays
-    double passes = 4.7e-6;  // of an element in 16 bits, in float, beyond writing it;
-    double listed = 3.5e-5;  // of a point in the lists of runs of pixels,
-    double summed = 8.9e-6;  // of each of its gradients,
-    double lists = 20;       // of launching what makes these,
-    double lists_last = 30;  // and more where channels lie side by side
-    double touches = 8;      // of launching what sets touched sums to zero and rounds them,
-    double touch = 60;       // of a million sectors of these
+    float field_few = 6;          // sectors that 32 points lie in, from where it pays
+    double passes = 4.7e-6;       // of an element in 16 bits, in float, beyond writing it;
+    double listed = 3.5e-5;       // of a point in the lists of runs of pixels,
+    double summed = 8.9e-6;       // of each of its gradients,
+    double summed_word = 3.1e-5;  // more where words of four channels could be added otherwise,
+    double lists = 20;            // of launching what makes these,
+    double lists_last = 30;       // and more where channels lie side by side
+    double touches = 8;           // of launching what sets touched sums to zero and rounds them,
+    double touch = 60;            // of a million sectors of these
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;

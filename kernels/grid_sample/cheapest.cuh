@@ -35,7 +35,8 @@ struct Plans {
         "float64 or fixed point";
 };
 
-constexpr int64_t kChoiceBytes = 256;
+constexpr int64_t kChoiceBytes = 256;  // of a choice, and of counters behind it
+constexpr int kCounters = kChoiceBytes / 4 - 1;
 
 /// Chooses by what is read of the field: turned ones have one row where others have one for each
 /// channel, but take a pass of their own. What a call takes goes with the sectors that 32
@@ -180,12 +181,11 @@ Plans cheapest_cubic(const GridSampleParams& p, Plans plans) {
     turned.near += passes, turned.far += passes;
     plans.as_it_is = plain, plans.turning = turned;
     const double near = plain.near - turned.near, far = plain.far - turned.far;  // saved
-    const int lanes = std::max(lanes_log2(p, plans.plain), lanes_log2(p, plans.turned));
-    const double look = r.look + double(p.B * p.P << lanes) * 1e-6 * r.idle;
+    const double idle = double(p.B * p.P << lanes_log2(p, plans.plain)) * 1e-6 * r.idle;
     if (near > 0) {
         plans.take = Plans::kTurned;
         plans.why = "words of four channels save more than passes take";
-    } else if (std::min(far, -near) > r.worth * look) {
+    } else if (std::min(far - idle, -near) > r.worth * r.look) {
         plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
         plans.saved = {float(near), float(far - near), 0};
     } else {

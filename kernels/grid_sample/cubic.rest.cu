@@ -215,7 +215,7 @@ template <typename T, int V>
 const char* launch(GridSampleJob& job, cudaStream_t stream) {
     const int each = 32 >> job.lanes_log2;
     const GridSampleParams& p = job.p;
-    if (!p.grad_out) return launch_points(cubic_forward<T, V, 3>, job, each, stream);
+    if (!p.grad_out) return launch_points(cubic_forward<T, V, 3, false>, job, each, stream);
     if constexpr (V == 1)
         if (p.to_grad_input || p.to_grad_grid)
             return launch_points(

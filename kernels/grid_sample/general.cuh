@@ -15,6 +15,7 @@
 template <typename T, int V>
 constexpr int kCubicBlocks = sizeof(T) < 8 && V == 1    ? 9
                              : sizeof(T) == 2 && V == 4 ? 8
+                             : sizeof(T) == 2           ? 7
                                                         : 0;
 template <typename T, int V, int D, int kTaps>
 constexpr int kBackwardBlocks =
@@ -129,14 +130,10 @@ __device__ inline A pick(const A (&of)[4], int k) {
 }
 
 /// Bicubic: rows of four, so that fewer offsets and weights are held, and planes one by one.
-/// blockIdx.z is a share of the channels where there are several.
 template <typename T, int V, int D>
-__global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
-    cubic_forward(const __grid_constant__ GridSampleJob job) {
+__device__ inline void cubic_point(const GridSampleJob& job, const ThreadPoint& at, int share) {
     using A = Acc<T>;
-    if (idle(job)) return;
     const GridSampleParams& p = job.p;
-    const ThreadPoint at(job);
     if (!at.inside) return;
     if constexpr (D == 2 && V == 1 && sizeof(T) < 8)
         if (!job.general && inner_cubic<T>(job, at)) return;
@@ -151,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
     }
     const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
     T* out = static_cast<T*>(p.out) + at.b * p.C * p.P + at.q;
-    const int step = at.lanes * int(gridDim.z) * V, C = int(p.C);
+    const int step = at.lanes * int(job.parts) * V, C = int(p.C);
     /// Adds a plane of channels c ... c + V - 1, none of whose pixels are where `skip`.
     const auto add_plane = [&](const T* plane, bool skip, A weight, A(&sum)[V]) {
 #pragma unroll
@@ -173,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
         }
     };
 #pragma unroll 1
-    for (int c = (int(blockIdx.z) * at.lanes + at.lane) * V; c < C; c += step) {
+    for (int c = (share * at.lanes + at.lane) * V; c < C; c += step) {
         const T* channel = in + c * p.input_stride[1];
         A sum[V] = {};
         if constexpr (D == 2) {
@@ -190,6 +187,15 @@ __global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> : 0))
         for (int j = 0; j < V; ++j)
             if (V == 1 || c + j < C) out[int64_t(c + j) * p.P] = stored<T>(sum[j], p.dtype);
     }
+}
+
+template <typename T, int V, int D, bool kTurns>
+__global__ void __launch_bounds__(kThreads, (D == 2 ? kCubicBlocks<T, V> - (kTurns && V == 8) : 0))
+    cubic_forward(const __grid_constant__ GridSampleJob job) {
+    if (!kTurns && idle(job)) return;
+    each_block<kTurns>(job, [&](unsigned block, unsigned image, unsigned share) {
+        cubic_point<T, V, D>(job, ThreadPoint(job, block, image), int(share));
+    });
 }
 
 /// Sums over the lanes of a point and writes the gradient to its coordinates.

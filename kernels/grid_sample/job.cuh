@@ -1,6 +1,8 @@
 // What grid_sample's CUDA kernels are told: a job, and which point a thread has. Which kernels a
 // job takes is in plan.cu.
 #pragma once
+#include <utility>
+
 #include "grid_sample.h"
 #include "vector.cuh"
 
@@ -56,9 +58,11 @@ struct GridSampleJob {
     bool slabs;
     int slab;
     unsigned slab_size;
-    unsigned blocks;  // of points, which the blocks of a launch share
-    int in_turn;      // of which each takes so many neighbours
-    bool neighbours;  // rather than blocks far from each other
+    // Blocks of points of an image, which a launch may share out, see `each_block`: those of so
+    // many images and shares of the channels, so many at a time.
+    unsigned blocks, images, parts, in_turn, turns;
+    unsigned* claims;  // in device memory: of turns, how many have been taken; or null
+    bool neighbours;   // a block takes up to eight blocks of points that follow one another
     // Of p.grid, p.input, p.out or else p.grad_out, p.grad_grid: images from blockIdx.y on, of all
     // but p.input and p.grad_out at point `first`.
     Images grids, inputs, outs, slopes;
@@ -76,9 +80,10 @@ struct GridSampleJob {
     const float* whole_words;
     const void* lone;  // of 16-bit sums: the last element, if no other is in its word of 4 bytes
     // For who launches.
-    int processors;  // of the GPU
-    int shares;      // of the channels, in such a kernel
-    int field;       // channels whose sums shared memory holds at a time; 0: none
+    int processors;     // of the GPU
+    unsigned* counter;  // what may be `claims` of one launch
+    int shares;         // of the channels, in such a kernel
+    int field;          // channels whose sums shared memory holds at a time; 0: none
     Narrow narrow;
     bool general;  // offsets do not fit in 32 bits, or sums are in fixed point
     bool alone;    // the kernel for the gradient to the grid alone
@@ -127,26 +132,47 @@ __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && (*job.choice & job.asked) != job.chosen;
 }
 
-/// Calls body(block) for the blocks of points that are a block's, unless the launch is idle. Where
-/// there is a loop, all that it reads, parameters too, is fetched before its first turn, which may
-/// be its last. kShort: a launch that never is idle has a body without a loop.
-template <bool kShort, typename Body>
-__device__ inline void each_block(const GridSampleJob& job, const Body& body) {
-    if (kShort && !job.choice) return body(blockIdx.x);
-    if (idle(job)) return;
-    const unsigned each = unsigned(job.in_turn);
-    for (unsigned first = blockIdx.x * each; first < job.blocks; first += gridDim.x * each)
-        for (unsigned block = first; block < min(first + each, job.blocks); ++block) body(block);
+/// Calls body(turn) for those of so many turns that are a block's: every so-many-th, as many as
+/// there are blocks; or with `claims` the next that no block has taken. What blocks at work read
+/// then lies as close together as if each turn had a block of its own, and none has more left to do
+/// than others. A thread's body may return early, but all come back from it.
+template <typename Body>
+__device__ inline void share_out(unsigned turns, unsigned* claims, const Body& body) {
+    __shared__ unsigned next;
+    for (unsigned turn = blockIdx.x; turn < turns;) {
+        if (claims && threadIdx.x == 0) next = gridDim.x + atomicAdd(claims, 1u);
+        body(turn);
+        if (!claims) {
+            turn += gridDim.x;
+            continue;
+        }
+        __syncthreads();
+        turn = next;
+        __syncthreads();
+    }
 }
 
-/// Blocks of a launch whose kernel has `each_block`: so many to a processor where a look may leave
-/// it idle, since even those that do nothing take 0.6 ns each on an H200. A field's planes are read
-/// up to 1.14 times as long by a few blocks that each take many. Launches of slabs are many.
-inline int64_t most_blocks(const GridSampleJob& job, int each) {
-    constexpr int kSlabBlocks = 14, kNeighbours = 1024;
-    if (job.neighbours) each = kNeighbours;
-    if (job.slabs && each > kSlabBlocks) each = kSlabBlocks;
-    return job.choice ? int64_t(each) * job.processors : 0x7fffffff;
+/// Calls body(block, image, share) for the blocks of points that are a block's, unless the launch
+/// is idle. kTurns: for several, as `launch_in_turn` has it. All that a loop reads, parameters too,
+/// is fetched before its first turn, which may be its last; so kernels have bodies without one.
+template <bool kTurns, typename Body>
+__device__ inline void each_block(const GridSampleJob& job, const Body& body) {
+    if constexpr (!kTurns) return body(blockIdx.x, blockIdx.y, blockIdx.z);
+    if (idle(job)) return;
+    const bool flat = job.claims && job.images * job.parts > 1;
+    const unsigned all = flat ? job.blocks * job.images * job.parts : job.blocks;
+    share_out(job.turns, job.claims, [&](unsigned turn) {
+        const unsigned first = turn * job.in_turn;
+        for (unsigned number = first; number < min(first + job.in_turn, all); ++number) {
+            unsigned block = number, image = blockIdx.y, share = blockIdx.z;
+            if (flat) {
+                const unsigned row = number / job.blocks;
+                block -= row * job.blocks, share = row / job.images;
+                image = row - share * job.images;
+            }
+            body(block, image, share);
+        }
+    });
 }
 
 HD constexpr int power(int base, int exponent) {
@@ -161,12 +187,13 @@ struct ThreadPoint {
     int lane, lanes;
     bool inside;
 
-    __device__ ThreadPoint(const GridSampleJob& job) {
+    __device__ ThreadPoint(const GridSampleJob& job) : ThreadPoint(job, blockIdx.x, blockIdx.y) {}
+    __device__ ThreadPoint(const GridSampleJob& job, unsigned block, unsigned image) {
         const int points_log2 = 5 - job.lanes_log2, in_warp = threadIdx.x % 32;
-        const int warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+        const int warp = block * (blockDim.x / 32) + threadIdx.x / 32;
         i = (warp << points_log2) + (in_warp & ((1 << points_log2) - 1));
         lane = in_warp >> points_log2, lanes = 1 << job.lanes_log2;
-        b = job.image + blockIdx.y, q = job.first + i;
+        b = job.image + image, q = job.first + i;
         inside = i < job.count;
     }
 };
@@ -183,6 +210,7 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
                                  int64_t most = 0x7fffffff, int shares = 1, int shared = 0,
                                  const More&... more) {
     constexpr int64_t kMostPoints = 1 << 30, kMostImages = 65535, kTurns = 8;
+    constexpr int kFewWaves = 32, kClaimed = 4;  // beyond so many, blocks are claimed by fours
     GridSampleParams& p = job.p;
     const void* const grid_begin = p.grid;
     const int size = element_size(p.dtype), grid_size = element_size(p.grid_dtype);
@@ -209,14 +237,45 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
             const int64_t warps = ceil_div(job.count, each);
             const int block = warps < kThreads / 32 ? int(warps) : kThreads / 32;
             const int64_t blocks = ceil_div(warps, block);
-            job.blocks = unsigned(blocks);
-            const int64_t turns = ceil_div(blocks, most);
-            job.in_turn = job.neighbours && turns <= kTurns ? int(turns) : 1;
-            const int64_t taken = ceil_div(blocks, job.in_turn);
-            const dim3 grids(unsigned(taken < most ? taken : most), unsigned(images),
-                             unsigned(shares));
+            job.blocks = unsigned(blocks), job.images = unsigned(images);
+            job.parts = unsigned(shares);
+            const int64_t all = blocks * images * shares, neighbours = ceil_div(blocks, most);
+            if (images < p.B || job.count < p.P || all > 0x7fffffff) job.claims = nullptr;
+            job.in_turn = job.claims ? (all / most < kFewWaves ? 1 : kClaimed)
+                          : job.neighbours && neighbours <= kTurns ? unsigned(neighbours)
+                                                                   : 1;
+            const int64_t turns = ceil_div(job.claims ? all : blocks, job.in_turn);
+            job.turns = unsigned(turns);
+            dim3 grids(unsigned(turns < most ? turns : most));
+            if (!job.claims) grids.y = job.images, grids.z = job.parts;
             start(kernel, grids, block * 32, shared, job.follows, stream, job, more...);
         }
     }
     return launch_error();
+}
+
+/// Blocks to a processor of launches that may be idle, of which each takes several in turn: of
+/// planes; of words that are not claimed; of a slab, whose launches are many.
+constexpr int kIdle = 256, kIdleWords = 32, kSlabBlocks = 14;
+
+/// Launches a kernel that has `each_block`: `kernel`; or, where a look may leave the launch idle,
+/// `turns`, its kind with kTurns, in so many blocks to a processor, since even those that do
+/// nothing take 0.6 ns each on an H200. `claim`: as many as are at work at a time, each of which
+/// claims the next turn (words of four channels 0.79 to 1.02 of the time with 32 blocks to a
+/// processor whose turns are given). Planes do not: 0.98 to 1.9 of the time with 256, the more
+/// channels the worse.
+inline const char* launch_in_turn(void (*turns)(GridSampleJob), void (*kernel)(GridSampleJob),
+                                  GridSampleJob& job, int each, cudaStream_t stream, int blocks,
+                                  bool claim, int shares = 1) {
+    constexpr int kNeighbours = 1024;
+    if (!job.choice) return launch_points(kernel, job, each, stream, 0x7fffffff, shares);
+    if (job.slabs) blocks = blocks < kSlabBlocks ? blocks : kSlabBlocks;
+    if (job.neighbours) blocks = kNeighbours;
+    // Of several images each has blocks of its own.
+    if (blocks == kIdle) blocks /= job.p.B < 4 ? int(job.p.B) : 4;
+    if (claim && !job.slabs && !job.neighbours) job.claims = std::exchange(job.counter, nullptr);
+    const char* error =
+        launch_points(turns, job, each, stream, int64_t(blocks) * job.processors, shares);
+    job.claims = nullptr;
+    return error;
 }

@@ -338,9 +338,7 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, int V, int D>
 const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V == 4)
-        if (job.alone)
-            return launch_points(grid_backward<T, D, 4, Narrow::kWords, true>, job,
-                                 32 >> job.lanes_log2, stream, most_blocks(job, 32));
+        if (job.alone) return launch_grid_backward_of<T, D, 4, Narrow::kWords, true>(job, stream);
     if constexpr (V > 1)
         if (!job.p.grad_input) return launch_words_to_grid<T, V, false>(job, stream);
     if constexpr (sizeof(T) < 8) {
@@ -348,7 +346,7 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
         if (job.slabs && job.p.grad_input)
             return launch_points(
                 job.reads ? scattered_backward<S, V, D, true> : scattered_backward<S, V, D, false>,
-                job, 32, stream, most_blocks(job, 16));
+                job, 32, stream, kSlabBlocks * job.processors);
     }
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),

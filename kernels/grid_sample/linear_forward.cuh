@@ -99,28 +99,30 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
 }
 
 /// A thread takes a point and C channels; from C = 4 on, all of a share's, C at a time.
-template <typename T, int D, int C, Narrow kLayout>
-__global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
+/// Where it takes turns of volumes of three channels, two blocks less: registers for the loop.
+template <typename T, int D, int C, Narrow kLayout, bool kTurns>
+__global__ void __launch_bounds__(kThreads,
+                                  (kNarrowBlocks<T, D, C> - (kTurns && D == 3 && C == 3 ? 2 : 0)))
     narrow_forward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
     constexpr bool kAcross = kLayout == Narrow::kAcross, kWords = kLayout == Narrow::kWords;
     constexpr bool kShares = C >= 4;
-    each_block<!kAcross>(job, [&](unsigned block) {
+    each_block<kTurns>(job, [&](unsigned block, unsigned image, unsigned part) {
         const GridSampleParams& p = job.p;
         const int i = block * blockDim.x + threadIdx.x;
         if (i >= job.count) return;
-        const Coordinates<float, D> coordinates(job, job.grids.at(blockIdx.y), i);
+        const Coordinates<float, D> coordinates(job, job.grids.at(image), i);
         const int64_t c_step =
             kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
         // Of words, whole ones.
         constexpr int kPart = kWords || kAcross ? C : 1;
-        const int share = kShares ? int(ceil_div(ceil_div(p.C, kPart), gridDim.z)) * kPart : C;
-        const unsigned begin = blockIdx.z * unsigned(share);
+        const int share = kShares ? int(ceil_div(ceil_div(p.C, kPart), job.parts)) * kPart : C;
+        const unsigned begin = part * unsigned(share);
         int left = kShares ? min(share, int(p.C) - int(begin)) : C;
         if (kPart > 1 && left <= 0) return;
-        T* to = reinterpret_cast<T*>(job.outs.at(blockIdx.y)) + i;
-        const char* in = job.inputs.at(blockIdx.y);
-        if (gridDim.z > 1) to += begin * p.P, in += begin * c_step;
+        T* to = reinterpret_cast<T*>(job.outs.at(image)) + i;
+        const char* in = job.inputs.at(image);
+        if (job.parts > 1) to += begin * p.P, in += begin * c_step;
         if (p.interpolation == Interpolation::kNearest) {
             const Cell<float, D> cell = cell_of<false>(job, job.input, coordinates);
             const char* first = in + int64_t(cell.base) * job.input.unit;
@@ -167,61 +169,45 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C>))
     });
 }
 
-/// V = 1: a thread to a point, U channels at a time, R times; or threads that share a point.
-template <typename T, int D, int U, int R>
+/// V = 1: a thread to a point, or threads that share one, U channels at a time.
+template <typename T, int D, int U>
 __global__ void __launch_bounds__(kThreads)
     linear_forward_any(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     if (idle(job)) return;
     const GridSampleParams& p = job.p;
-    const int in_warp = threadIdx.x % 32, lanes = 1 << job.lanes_log2;
-    const int points = 32 >> job.lanes_log2;
-    const int i0 =
-        (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * points * R + (in_warp & (points - 1));
-    if (i0 >= job.count) return;
-    const char* grid = job.grids.at(blockIdx.y);
-    const auto coordinates = [&](int r) {
-        const int i = i0 + r * points;
-        return Coordinates<A, D>(job, grid, i < job.count ? i : job.count - 1);
-    };
-    Coordinates<A, D> at[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) at[r] = coordinates(r);
+    const ThreadPoint at(job);
+    if (!at.inside) return;
+    const Coordinates<A, D> coordinates(job, job.grids.at(blockIdx.y), at.i);
     const char* in = job.inputs.at(blockIdx.y);
-    T* out = reinterpret_cast<T*>(job.outs.at(blockIdx.y)) + i0;
+    T* out = reinterpret_cast<T*>(job.outs.at(blockIdx.y)) + at.i;
     const int C = int(p.C);
     const int64_t c_step = p.input_stride[1] * int(sizeof(T));
-#pragma unroll
-    for (int r = 0; r < R; ++r, out += points) {
-        if (r > 0 && i0 + r * points >= job.count) return;
-        const Cell<A, D> cell = cell_of<false>(job, job.input, at[r]);
-        if (p.interpolation == Interpolation::kNearest) {
-            const char* first = in + int64_t(cell.base) * job.input.unit;
+    const Cell<A, D> cell = cell_of<false>(job, job.input, coordinates);
+    if (p.interpolation == Interpolation::kNearest) {
+        const char* first = in + int64_t(cell.base) * job.input.unit;
 #pragma unroll 4
-            for (int c = in_warp >> (5 - job.lanes_log2); c < C; c += lanes)
-                out[c * p.P] =
-                    cell.valid(0) ? *reinterpret_cast<const T*>(first + c * c_step) : T{};
-            continue;
-        }
-        A weight[1 << D];
-        cell.weights(weight);
+        for (int c = at.lane; c < C; c += at.lanes)
+            out[c * p.P] = cell.valid(0) ? *reinterpret_cast<const T*>(first + c * c_step) : T{};
+        return;
+    }
+    A weight[1 << D];
+    cell.weights(weight);
 #pragma unroll 1
-        for (int c = in_warp >> (5 - job.lanes_log2); c < C; c += U * lanes) {
-            Vector<T, 1> value[U][1 << D];
+    for (int c = at.lane; c < C; c += U * at.lanes) {
+        Vector<T, 1> value[U][1 << D];
 #pragma unroll
-            for (int u = 0; u < U; ++u)
-                if (u == 0 || c + u * lanes < C)
-                    load_corners(job, in + (c + u * lanes) * c_step, cell, value[u]);
+        for (int u = 0; u < U; ++u)
+            if (u == 0 || c + u * at.lanes < C)
+                load_corners(job, in + (c + u * at.lanes) * c_step, cell, value[u]);
 #pragma unroll
-            for (int u = 0; u < U; ++u) {
-                if (u > 0 && c + u * lanes >= C) break;
-                A sum = 0;
+        for (int u = 0; u < U; ++u) {
+            if (u > 0 && c + u * at.lanes >= C) break;
+            A sum = 0;
 #pragma unroll
-                for (int k = 0; k < 1 << D; ++k)
-                    sum += weight[k] * value_of(value[u][k].at[0], p.dtype);
-                out[(c + u * lanes) * p.P] = stored<T>(sum, p.dtype);
-            }
-            if (U == 1) break;
+            for (int k = 0; k < 1 << D; ++k)
+                sum += weight[k] * value_of(value[u][k].at[0], p.dtype);
+            out[(c + u * at.lanes) * p.P] = stored<T>(sum, p.dtype);
         }
     }
 }
@@ -229,19 +215,24 @@ __global__ void __launch_bounds__(kThreads)
 /// The kernel for the job's channels and layout.
 template <typename T, int D>
 const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
-    const auto launch = [&](auto kernel) {
-        return launch_points(kernel, job, 32, stream, most_blocks(job, 256), job.shares);
-    };
     const bool last = job.narrow == Narrow::kLast;
-    const int C = job.planes ? 1 : int(job.p.C);
-    if (last)
-        return C == 2   ? launch(narrow_forward<T, D, 2, Narrow::kLast>)
-               : C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kLast>)
-                        : launch(narrow_forward<T, D, 4, Narrow::kLast>);
-    return C == 1   ? launch(narrow_forward<T, D, 1, Narrow::kPlanar>)
-           : C == 2 ? launch(narrow_forward<T, D, 2, Narrow::kPlanar>)
-           : C == 3 ? launch(narrow_forward<T, D, 3, Narrow::kPlanar>)
-                    : launch(narrow_forward<T, D, 4, Narrow::kPlanar>);
+    using std::integral_constant;
+    const auto layout = [&](auto C, auto layout) {
+        return launch_in_turn(narrow_forward<T, D, C, layout, true>,
+                              narrow_forward<T, D, C, layout, false>, job, 32, stream, kIdle, false,
+                              job.shares);
+    };
+    const auto channels = [&](auto C) {
+        if constexpr (C > 1)
+            if (last) return layout(C, integral_constant<Narrow, Narrow::kLast>{});
+        return layout(C, integral_constant<Narrow, Narrow::kPlanar>{});
+    };
+    switch (job.planes ? 1 : job.p.C) {
+        case 1: return channels(integral_constant<int, 1>{});
+        case 2: return channels(integral_constant<int, 2>{});
+        case 3: return channels(integral_constant<int, 3>{});
+        default: return channels(integral_constant<int, 4>{});
+    }
 }
 
 template <typename T, int V, int D, bool kAcross>
@@ -249,8 +240,10 @@ const char* launch_word_forward(GridSampleJob& job, cudaStream_t stream) {
     constexpr auto kLayout = kAcross ? Narrow::kAcross : Narrow::kWords;
     if constexpr (V == 4 || kAcross)
         if (job.words)
-            return launch_points(narrow_forward<T, D, V, kLayout>, job, 32, stream,
-                                 most_blocks(job, 32), job.shares);
+            return launch_in_turn(narrow_forward<T, D, V, kLayout, true>,
+                                  narrow_forward<T, D, V, kLayout, kAcross>, job, 32, stream,
+                                  kAcross ? kIdleWords : kNarrowBlocks<T, D, V>, !kAcross,
+                                  job.shares);
     const int bytes = kThreads / 32 * WordStage<T, V>::elements(job.together) * int(sizeof(T));
     return launch_points(linear_forward<T, V, D, kAcross>, job, 32, stream,
                          job.processors * kWordBlocks<V, D>, 1, bytes);
@@ -267,13 +260,17 @@ const char* launch_linear_forward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (sizeof(T) < 8)
         if (job.narrow != Narrow::kNot) return launch_narrow_forward<T, D>(job, stream);
     constexpr int U = sizeof(S) == 8 ? 2 : 4;  // registers
-    return launch_points(linear_forward_any<S, D, U, 1>, job, each, stream);
+    return launch_points(linear_forward_any<S, D, U>, job, each, stream);
 }
 template <typename T, int V>
 const char* launch_forward(GridSampleJob& job, cudaStream_t stream) {
-    if (job.p.interpolation == Interpolation::kCubic)
-        return launch_points(cubic_forward<Stored<T>, V, 2>, job, 32 >> job.lanes_log2, stream,
-                             0x7fffffff, job.planes ? job.shares : 1);
+    if (job.p.interpolation == Interpolation::kCubic) {
+        using S = Stored<T>;
+        constexpr int kBlocks = V == 1 ? 1 << 20 : V == 4 ? 8 : 6;  // all, or those that fit
+        return launch_in_turn(cubic_forward<S, V, 2, (V > 1)>, cubic_forward<S, V, 2, false>, job,
+                              32 >> job.lanes_log2, stream, kBlocks, V > 1,
+                              job.planes ? job.shares : 1);
+    }
     return (job.p.D == 3 ? launch_linear_forward<T, V, 3> : launch_linear_forward<T, V, 2>)(job,
                                                                                             stream);
 }

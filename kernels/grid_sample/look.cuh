@@ -60,8 +60,8 @@ __device__ inline float share_of(const GridSampleJob& job, int window) {
     return fminf(1, 2048.f * 2047 / 1024 / float(max(pairs, 1)));
 }
 
-/// Chooses Choice::kTurned where the second way saves anything, and Choice::kScattered where slabs
-/// do. A field's pixels lie in so many sectors.
+/// Sets the counters behind the choice to zero, and chooses Choice::kTurned where the second way
+/// saves anything, and Choice::kScattered where slabs do. A field's pixels lie in so many sectors.
 template <int D>
 __global__ void __launch_bounds__(1024)
     probe_kernel(const __grid_constant__ GridSampleJob job, Savings saved, Spread spread,
@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(1024)
     __shared__ int sectors, reach;  // from the first sector to the last, in 4096 parts of a field
     follow();
     if (threadIdx.x == 0) sectors = 0, reach = 0;
+    if (threadIdx.x < kCounters) choice[1 + threadIdx.x] = 0;
     __syncthreads();
     constexpr int64_t kMost = 1 << 30;  // of the points, whose numbers are then an int
     const int lane = threadIdx.x % 32, count = int((job.p.P < kMost ? job.p.P : kMost) / 32);

@@ -92,12 +92,13 @@ const char* copy_input(GridSampleJob& job, const Plan& plan, char* scratch, Choi
     const Voxels to = voxels_of(scratch, p.input_stride, p.size);
     p.input = scratch;
     chain.follows = false;  // constant, to the next one
+    if (choice.made) choice.claims = chain.take();
     return turn<T, T>(from, to, p, int(plan.pad), choice, chain.processors, chain.stream);
 }
 
 template <typename T>
 const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSampleParams& caller,
-                       Choice choice, const Chain& chain) {
+                       Choice choice, Chain& chain) {
     const int64_t count = caller.B * caller.C * voxel_count(caller);
     int64_t dense[5];
     last_strides(caller, caller.C, dense);
@@ -116,6 +117,7 @@ const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSam
     }
     const Voxels from = voxels_of(job.p.grad_input, job.p.grad_input_stride, caller.size);
     const Voxels to = voxels_of(caller.grad_input, caller.grad_input_stride, caller.size);
+    if (choice.made) choice.claims = chain.take();
     return turn<float, T>(from, to, caller, int(caller.C), choice, chain.processors, chain.stream);
 }
 
@@ -244,6 +246,7 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     const bool bits16 = element_size(p.dtype) == 2;
     job.choice = choice.made, job.asked = choice.asked, job.chosen = choice.chosen;
     job.processors = chain.processors;
+    if (choice.made) job.counter = chain.take();
     if (plan.copy)
         error = (bits16 ? copy_input<Half> : copy_input<float>)(job, plan, scratch, choice, chain);
     if (error) return error;
@@ -390,6 +393,7 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     start(p->D == 3 ? probe_kernel<3> : probe_kernel<2>, 1, 1024, 0, false, chain.stream, job,
           plans.saved, spread_of(slabs_of(*p, plans)), field, choice);
     chain.follows = chain.can;
+    chain.counters = reinterpret_cast<unsigned*>(choice) + 1, chain.left = kCounters;
     if (const char* error = launch_error()) return error;
     const int asked = both ? Choice::kTurned : 0;
     if (!turned) {

@@ -183,7 +183,9 @@ bool by_runs(const GridSampleParams& p) {
     for (int d = 2; d >= 0; dense *= p.size[d--])
         fits = fits && (p.size[d] == 1 || p.grad_input_stride[2 + d] == dense);
     const double points = double(p.B) * p.P;
-    const double lists = points * (r.listed + p.C * r.summed) + r.lists + (last ? r.lists_last : 0);
+    const double words = last ? 0 : std::max<double>(p.C - 4., 0) * r.summed_word;
+    const double lists =
+        points * (r.listed + p.C * r.summed + words) + r.lists + (last ? r.lists_last : 0);
     return fits && double(p.B) * p.C * voxels * r.passes > lists;
 }
 
@@ -363,9 +365,13 @@ Slabs slabs_of(const GridSampleParams& p, const Plan& plan) {
 /// Threads that share a point.
 int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     const int64_t vectors = ceil_div(p.C, plan.V);
+    const bool last = p.input_stride[1] == 1;
+    // Elements of 8 bytes: four threads have a sector.
+    const bool wide = p.dtype == DType::kDouble && last && p.B * p.P > 1024;
+    const bool large = double(p.C * voxel_count(p)) * element_size(p.dtype) > kGridSampleRates.kept;
     int log2 = 0;
     if (grid_alone(p, plan)) {  // its kernel takes four channels at a time
-        const int most = p.input_stride[1] == 1 || p.B * p.P < 2048 ? 5 : 2;
+        const int most = wide ? 3 : last || p.B * p.P < 2048 ? 5 : 2;
         while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < kGridSampleRates.filled / 2)
             ++log2;
         return log2;
@@ -375,14 +381,24 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
         return log2 + (p.grad_out ? 1 : 0);  // a column of corners each
     }
     // As many as fill the GPU. Where channels do not neighbour, lanes read far apart: no more than
-    // leave whole sectors to neighbouring points.
-    const int most = p.input_stride[1] == 1 || !p.grad_out ? 5 : 2, least = plan.V > 1 ? 2 : 0;
+    // leave whole sectors to neighbouring points, unless these are few.
+    const int few = p.B * p.P < kGridSampleRates.fewest  ? 5
+                    : p.B * p.P < kGridSampleRates.fewer ? 4
+                                                         : 2;
+    const int most = wide && !p.grad_out ? 3 : last || !p.grad_out ? 5 : few;
+    // A pixel of many channels is read by several threads, or an L1 cache has lost it by the next.
+    const bool cubic = p.interpolation == Interpolation::kCubic && p.D == 2;
+    const bool many = last && p.C * element_size(p.dtype) >= 64;
+    const int least = plan.V > 1                                          ? 2
+                      : many && wide && large && p.C >= 16 && !p.grad_out ? 3
+                      : many && cubic && !p.grad_input                    ? 1
+                                                                          : 0;
     // Threads that share a point add nothing up before it goes to memory, which is lost time where
     // points are many beside pixels. Channels last, they share sectors instead.
     const int64_t voxels = voxel_count(p);
     constexpr auto r = kGridSampleGradientRates;
     const double points_a_pixel = double(p.P) / double(voxels);
-    const bool crowded = points_a_pixel > (p.input_stride[1] == 1 ? r.crowded_last : r.crowded);
+    const bool crowded = points_a_pixel > (last ? r.crowded_last : r.crowded);
     const bool adds = p.grad_input && p.interpolation != Interpolation::kCubic;
     const int64_t enough = kGridSampleRates.filled / (adds && crowded ? 4 : 1);
     while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < enough))

@@ -89,6 +89,6 @@ __global__ void __launch_bounds__(kThreads)
         cell.slopes(dot, slope);
 #pragma unroll
         for (int d = 0; d < D; ++d) slope[d] *= cell.moved(d, job);
-        store_slopes(job, i, slope);
+        store_slopes(job, blockIdx.y, i, slope);
     }
 }

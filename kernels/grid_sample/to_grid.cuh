@@ -10,8 +10,9 @@
 #include "words.cuh"
 
 template <typename G, typename A, int D>
-__device__ inline void store_slopes_as(const GridSampleJob& job, unsigned i, const A (&slope)[D]) {
-    G* const to = reinterpret_cast<G*>(job.slopes.at(blockIdx.y)) + uint64_t(i) * D;
+__device__ inline void store_slopes_as(const GridSampleJob& job, unsigned image, unsigned i,
+                                       const A (&slope)[D]) {
+    G* const to = reinterpret_cast<G*>(job.slopes.at(image)) + uint64_t(i) * D;
     constexpr int V = D == 2 ? 2 : 1;
 #pragma unroll
     for (int d = 0; d < D; d += V) {
@@ -21,26 +22,31 @@ __device__ inline void store_slopes_as(const GridSampleJob& job, unsigned i, con
         store_vector(to + d, word);
     }
 }
-/// Writes the gradient to the coordinates of point i of the launch.
+/// Writes the gradient to the coordinates of point i of an image of the launch.
 template <typename A, int D>
-__device__ inline void store_slopes(const GridSampleJob& job, unsigned i, const A (&slope)[D]) {
+__device__ inline void store_slopes(const GridSampleJob& job, unsigned image, unsigned i,
+                                    const A (&slope)[D]) {
     const DType dtype = job.p.grid_dtype;
-    if (dtype == DType::kFloat) return store_slopes_as<float>(job, i, slope);
-    if (dtype == DType::kHalf) return store_slopes_as<Half>(job, i, slope);
-    if (dtype == DType::kBFloat16) return store_slopes_as<BFloat16>(job, i, slope);
-    store_slopes_as<double>(job, i, slope);
+    if (dtype == DType::kFloat) return store_slopes_as<float>(job, image, i, slope);
+    if (dtype == DType::kHalf) return store_slopes_as<Half>(job, image, i, slope);
+    if (dtype == DType::kBFloat16) return store_slopes_as<BFloat16>(job, image, i, slope);
+    store_slopes_as<double>(job, image, i, slope);
 }
+
+/// Blocks to an SM. Fewer of planes: spilled registers would miss an L1 cache that scattered points
+/// fill.
+template <typename T, int D, int C>
+constexpr int kToGridBlocks = kNarrowBlocks<T, D, C> - (D == 2 && C == 1 ? 2 : 0);
 
 /// The gradient to the grid alone: a thread to a point, or several where kShared, C channels at a
 /// time. Of planes one: an L1 cache then holds more of what neighbours read again (0.94 of the time
-/// of four, the mean of 120 drawn cases; forward it is 1.04). Fewer blocks of those fit: spilled
-/// registers would miss an L1 cache that scattered points fill.
-template <typename T, int D, int C, Narrow kLayout, bool kShared>
-__global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C> - (D == 2 && C == 1 ? 2 : 0)))
+/// of four, the mean of 120 drawn cases; forward it is 1.04).
+template <typename T, int D, int C, Narrow kLayout, bool kShared, bool kTurns>
+__global__ void __launch_bounds__(kThreads, (kToGridBlocks<T, D, C>))
     grid_backward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     constexpr int K = 1 << D;
-    each_block<C == 1>(job, [&](unsigned block) {
+    each_block<kTurns>(job, [&](unsigned block, unsigned image, unsigned) {
         const GridSampleParams& p = job.p;
         const int lanes_log2 = kShared ? job.lanes_log2 : 0;
         const int thread = block * blockDim.x + threadIdx.x, in_warp = threadIdx.x % 32;
@@ -50,18 +56,18 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C> - (D == 2 &&
                           : thread;
         if (!kShared && q >= job.count) return;
         const int i = kShared ? min(q, job.count - 1) : q;
-        const Coordinates<A, D> coordinates(job, job.grids.at(blockIdx.y), i);
+        const Coordinates<A, D> coordinates(job, job.grids.at(image), i);
         const auto spot = spot_of<true>(job, coordinates, false);
         if (lanes_log2 == 0 && !spot.in_slab(job)) return;
         const auto cell = spot.in(job.input, spot.flags(p, false));
         const int64_t c_step =
             kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
-        const char* first = job.inputs.at(blockIdx.y) + int64_t(cell.base) * job.input.unit;
+        const char* first = job.inputs.at(image) + int64_t(cell.base) * job.input.unit;
         const T* grad_out =
             job.out_step < 0
-                ? reinterpret_cast<const T*>(job.outs.at(blockIdx.y)) +
+                ? reinterpret_cast<const T*>(job.outs.at(image)) +
                       p.grad_out_points.at(job.first + i)
-                : reinterpret_cast<const T*>(job.outs.at(blockIdx.y) +
+                : reinterpret_cast<const T*>(job.outs.at(image) +
                                              uint64_t(unsigned(i)) * unsigned(job.out_step));
         if (kShared) first += own * c_step, grad_out += own * p.grad_out_stride[1];
         A dot[K] = {}, slope[D];
@@ -89,21 +95,28 @@ __global__ void __launch_bounds__(kThreads, (kNarrowBlocks<T, D, C> - (D == 2 &&
                 for (int m = 32 >> lanes_log2; m < 32; m *= 2)
                     slope[d] += __shfl_xor_sync(kAll, slope[d], m);
         }
-        if (!kShared || (lane == 0 && q < job.count)) store_slopes(job, i, slope);
+        if (!kShared || (lane == 0 && q < job.count)) store_slopes(job, image, i, slope);
     });
+}
+
+template <typename T, int D, int C, Narrow kLayout, bool kShared>
+const char* launch_grid_backward_of(GridSampleJob& job, cudaStream_t stream) {
+    constexpr bool kWords = kLayout == Narrow::kWords;
+    return launch_in_turn(grid_backward<T, D, C, kLayout, kShared, true>,
+                          grid_backward<T, D, C, kLayout, kShared, kShared>, job,
+                          32 >> job.lanes_log2, stream, kWords ? kToGridBlocks<T, D, C> : kIdle,
+                          kWords);
 }
 
 template <typename T, int D>
 const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
-    const auto launch = [&](auto kernel) {
-        return launch_points(kernel, job, 32 >> job.lanes_log2, stream, most_blocks(job, 256));
-    };
     const bool last = job.narrow == Narrow::kLast;
-    if (job.lanes_log2 > 0)
-        return last ? launch(grid_backward<T, D, 4, Narrow::kLast, true>)
-                    : launch(grid_backward<T, D, 4, Narrow::kPlanar, true>);
-    if (last) return launch(grid_backward<T, D, 4, Narrow::kLast, false>);
-    return launch(grid_backward<T, D, 1, Narrow::kPlanar, false>);
+    const auto launch = job.lanes_log2 > 0
+                            ? (last ? launch_grid_backward_of<T, D, 4, Narrow::kLast, true>
+                                    : launch_grid_backward_of<T, D, 4, Narrow::kPlanar, true>)
+                            : (last ? launch_grid_backward_of<T, D, 4, Narrow::kLast, false>
+                                    : launch_grid_backward_of<T, D, 1, Narrow::kPlanar, false>);
+    return launch(job, stream);
 }
 
 template <typename T, int V, int D, bool kAcross>
@@ -176,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
         if (i >= job.count) continue;
 #pragma unroll
         for (int d = 0; d < D; ++d) sum[d] *= own.moved(d, job);
-        store_slopes(job, i, sum);
+        store_slopes(job, blockIdx.y, i, sum);
     }
 }
 

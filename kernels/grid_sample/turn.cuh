@@ -17,7 +17,8 @@ struct Choice {
     static constexpr int kTurned = 1, kScattered = 2;  // the bits
     int* made = nullptr;
     int asked = 0, chosen = 0;
-    bool slabs = false;  // the look tells of slabs of this way
+    bool slabs = false;          // the look tells of slabs of this way
+    unsigned* claims = nullptr;  // see `share_out`; of one launch
 
     __device__ bool idle() const {
         follow();
@@ -28,9 +29,13 @@ struct Choice {
 /// The launches of a call, one after the other.
 struct Chain {
     cudaStream_t stream;
-    int processors;        // of the GPU
-    bool can;              // launch kernels that follow others, see `start`
-    bool follows = false;  // the next one may
+    int processors;                // of the GPU
+    bool can;                      // launch kernels that follow others, see `start`
+    bool follows = false;          // the next one may
+    unsigned* counters = nullptr;  // zeros, one for each launch of those to come,
+    int left = 0;                  // as far as there are any
+
+    unsigned* take() { return left > 0 ? (--left, counters++) : nullptr; }
 };
 
 /// A tensor of images as rows of voxels: what turning its channels needs to know.
@@ -41,8 +46,7 @@ struct Voxels {
 };
 
 constexpr int kTurners = 256;
-constexpr unsigned kBusy =
-    8;  // blocks that a processor holds: of what may be idle there are no more
+constexpr unsigned kBusy = 8;  // blocks to a processor: of what may be idle there are no more
 
 /// Copies (B, C, voxels) between tensors, one with neighbouring voxels and one with neighbouring
 /// channels, through tiles in shared memory. Channels from C up to `pad` become zeros.
@@ -57,7 +61,7 @@ __global__ void __launch_bounds__(kTurners, 8)
     const int each_log2 = channels_log2 < 3 ? channels_log2 : 3, each = 1 << each_log2;
     const int wide_log2 = 8 + each_log2 - channels_log2, wide = 1 << wide_log2;
     const int pitch = wide + (32 >> channels_log2);  // a warp's channels of a few voxels: 32 banks
-    for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+    share_out(tiles, choice.claims, [&](unsigned index) {
         const unsigned block = index / across;
         const int64_t v0 = int64_t(index % across) << wide_log2, b = block / deep;
         const int c0 = int(block % deep) << channels_log2;
@@ -91,7 +95,7 @@ __global__ void __launch_bounds__(kTurners, 8)
         walk(to, [&](int c, int v, int64_t at) {
             if (c0 + c < pad) target[at] = store<To>(load(tile[c * pitch + v]));
         });
-    }
+    });
 }
 
 /// Elements of a voxel's row where the channels of all images lie in rows without gaps, else 0.
@@ -149,8 +153,8 @@ struct Turned {
     /// Calls body(planar, last, c0, voxels) for each of a block's tiles: where they begin. Tiles of
     /// the same voxels come one after the other, since they share sectors of `last`.
     template <typename Body>
-    __device__ void each_tile(const Body& body) const {
-        for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+    __device__ void each_tile(unsigned* claims, const Body& body) const {
+        share_out(tiles, claims, [&](unsigned index) {
             const unsigned block = index / deep, run = block / across, b = run / runs;
             const int64_t v0 = int64_t(block - run * across) * span, left = voxels - v0;
             const int c0 = int(index - block * deep) * groups * 4;
@@ -158,7 +162,7 @@ struct Turned {
             __syncthreads();
             body(planar + c0 * c_stride + from, last + (run * voxels + v0) * row + c0, c0,
                  left < span ? int(left) : span);
-        }
+        });
     }
 };
 
@@ -175,7 +179,7 @@ __global__ void __launch_bounds__(kTurners, 8)
     __shared__ alignas(16) T tile[job.kElements + kMost * kSpare];
     const int wide = (1 << job.wide_log2) + kSpare;
     const auto end = reinterpret_cast<uintptr_t>(job.end);
-    job.each_tile([&](const T* planar, T* last, int c0, int most) {
+    job.each_tile(choice.claims, [&](const T* planar, T* last, int c0, int most) {
         const auto begin = reinterpret_cast<uintptr_t>(planar);
         const int channels = min(4 * job.groups, job.row - c0), words = int(ceil_div(most, kWord));
         const auto before = [&](int c) {  // elements of the first word that are not the channel's
@@ -229,7 +233,7 @@ __global__ void __launch_bounds__(kTurners, 6)
     if (choice.idle()) return;
     __shared__ alignas(16) To tile[job.kElements];
     const int wide = 1 << job.wide_log2;
-    job.each_tile([&](To* planar, const From* last, int c0, int most) {
+    job.each_tile(choice.claims, [&](To* planar, const From* last, int c0, int most) {
         job.each_word([&](int c, int v, int step) {
             if (c0 + c >= job.C) return;
             for (; v < most; v += kTogether * step) {
