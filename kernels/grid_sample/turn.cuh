@@ -11,8 +11,7 @@
 
 namespace {
 
-/// Which launches work: those whose `chosen` are the bits of `asked` in `*made`; all of them
-/// without `made`.
+/// Which launches work: where the bits of `asked` in `*made` are `chosen`; without `made` all.
 struct Choice {
     static constexpr int kTurned = 1, kScattered = 2;  // the bits
     int* made = nullptr;
@@ -118,9 +117,8 @@ __device__ void store_up_to(T* to, int64_t first, int64_t count, const Vector<T,
         if (first + j < count) to[first + j] = x.at[j];
 }
 
-/// A tensor with runs of voxels that neighbour each other, and one whose voxels' rows, of whole
-/// words of four channels, follow one another: the channels of one are those of the other, turned
-/// in tiles.
+/// A tensor with runs of neighbouring voxels, and one whose voxels' rows of whole words of four
+/// channels follow one another: the channels of one are those of the other, turned in tiles.
 template <typename Planar, typename Last>
 struct Turned {
     Planar* planar;
@@ -296,8 +294,7 @@ __global__ void __launch_bounds__(kTurners)
     }
 }
 
-/// A way to turn channels by whole words: `tiles` is 0 where tensors are not dense or have no rows
-/// of whole words.
+/// A way to turn channels by whole words, of no tiles where tensors have no dense rows of these.
 template <typename A, typename B>
 Turned<A, B> turned_of(const Voxels& planar, const Voxels& last, const GridSampleParams& p,
                        int processors) {
