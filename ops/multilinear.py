@@ -15,8 +15,8 @@ def multilinear(function: Callable, axes: tuple[int, ...], order: str) -> tuple[
     """The part of interpolation X's module beside `function`, X itself, and its reference.
 
     `axes`: of the cell, the slowest in the order of its corners first; `order` says where those
-    lie, in the words of include/X.h. Returns the operator with
-    its arguments checked and `X_fw`, `X_bw`, `samples`, `benchmark`.
+    lie, in the words of include/X.h. Returns the operator with its arguments checked and `X_fw`,
+    `X_bw`, `samples`, `benchmark`.
     """
     D, K = len(axes), 2 ** len(axes)
     of_feats, of_points, of_out = f"(N, {K}, F)", f"(N, {D})", "(N, F)"
@@ -49,6 +49,25 @@ def multilinear(function: Callable, axes: tuple[int, ...], order: str) -> tuple[
             to_place = to_place[:, axes] / 2  # `axes` is its own inverse
         return to_grad, to_rows, to_place
 
+    operator = Linear(
+        function,
+        ("feats", "points"),
+        linear=(0,),
+        fake=fake,
+        shapes=f"{of_feats}, {of_points} -> {of_out}",
+        along=along,
+        spared=True,
+        fake_gradients=fake_gradients,
+    )
+    batched(operator.op, flatten=True)
+    batched(operator.backward_op, flatten=True)
+    return operator.call, operator.fw, operator.bw, *_arguments(D)
+
+
+def _arguments(D: int) -> tuple[Callable, Callable]:
+    """`samples` and `benchmark` of an interpolation of so many dimensions."""
+    K = 2**D
+
     def samples(device):
         """Small arguments, to compare operator and reference on after an edit."""
         make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
@@ -67,16 +86,4 @@ def multilinear(function: Callable, axes: tuple[int, ...], order: str) -> tuple[
         make = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
         return torch.randn(65536, K, 32, **make), torch.rand(65536, D, **make) * 2 - 1
 
-    operator = Linear(
-        function,
-        ("feats", "points"),
-        linear=(0,),
-        fake=fake,
-        shapes=f"{of_feats}, {of_points} -> {of_out}",
-        along=along,
-        spared=True,
-        fake_gradients=fake_gradients,
-    )
-    batched(operator.op, flatten=True)
-    batched(operator.backward_op, flatten=True)
-    return operator.call, operator.fw, operator.bw, samples, benchmark
+    return samples, benchmark

@@ -145,6 +145,14 @@ def compiled(program: str, sooner: list[str], words: list[str]):
     return run
 
 
+def facts_of(program: str, nvcc: bool) -> str:
+    """What decides about an object beside words and sources: the compiler and its environment."""
+    found = os.stat(program)
+    concerns = _ENVIRONMENT_OF_NVCC if nvcc else _ENVIRONMENT
+    environment = {k: v for k, v in os.environ.items() if concerns.match(k) and k != "PATH"}
+    return str([program, found.st_size, found.st_mtime_ns, sorted(environment.items())])
+
+
 def main(program: str, words: list[str], quickly: bool = False) -> None:
     """Put the object that `program` makes of these words where they want it.
 
@@ -156,14 +164,10 @@ def main(program: str, words: list[str], quickly: bool = False) -> None:
     made, rest = words[at + 1], [word for word in words[:at] + words[at + 2 :] if word != "-c"]
     (source,) = (word for word in rest if word.endswith((".cpp", ".cu")) and ".cudafe" not in word)
     tests = re.compile(os.path.dirname(folder) + r"(/popen-gw\d+)?/[^/\s\"]+/")
-    found = os.stat(program)
-    concerns = _ENVIRONMENT_OF_NVCC if name == "nvcc" else _ENVIRONMENT
-    environment = {k: v for k, v in os.environ.items() if concerns.match(k) and k != "PATH"}
-    facts = [program, found.st_size, found.st_mtime_ns, sorted(environment.items())]
-    about = str(facts)
+    about = facts_of(program, name == "nvcc")
     asked_for, facts = (
-        tests.sub("@/", f"{facts} {rest}"),
-        tests.sub("@/", f"{facts} {behind(rest)}"),
+        tests.sub("@/", f"{about} {rest}"),
+        tests.sub("@/", f"{about} {behind(rest)}"),
     )
     if name == "nvcc":  # whose text is the device's alone
         facts = _NAME.sub("", asked_for)

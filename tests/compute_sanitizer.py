@@ -14,6 +14,7 @@ import loader
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MASKS = ((True, False), (False, True), (True, True))
+MODES = "bilinear", "nearest"
 
 
 def main():
@@ -85,24 +86,48 @@ def hash_grids():
 
 
 def grids():
-    """grid_sample: modes, paddings, dtypes, layouts, widths, gradients, second derivative.
+    """grid_sample, of small fields and of what has kernels of its own."""
+    kinds_of_grids()
+    sums_in_a_block()
+    slabs()
+    words_anywhere()
+    few_points()
+    turned()
+
+
+def anywhere(B, P, D, dtype=torch.float32):
+    """(B, 1[, 1], P, D): some lie a little outside."""
+    return torch.rand(B, *[1] * (D - 1), P, D, device="cuda").to(dtype) * 2.2 - 1.1
+
+
+def field(*size, dtype=torch.float32, last=False):
+    """(B, C, ...), its channels side by side or not."""
+    format = (torch.channels_last, torch.channels_last_3d)[len(size) - 4]
+    x = torch.rand(*size, device="cuda").to(dtype)
+    return x.contiguous(memory_format=format if last else torch.contiguous_format)
+
+
+def backward(image, grid, mode="bilinear", masks=MASKS):
+    """Gradients to the input, the grid and both."""
+    out = torch.rand(*image.shape[:2], *grid.shape[1:-1], device="cuda").to(image.dtype)
+    for mask in masks:
+        loader.grid_sample_bw(out, image, grid, mode, output_mask=mask)
+
+
+def kinds_of_grids():
+    """Modes, paddings, dtypes, layouts, widths, gradients, second derivative.
 
     Points lie inside, around and far from the input, or nowhere.
     """
     nowhere = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e20, 1.0, -1.0])
     for D, C, dtype, last in product((2, 3), (1, 3, 16, 37), DTYPES, (False, True)):
-        format = torch.channels_last if D == 2 else torch.channels_last_3d
-        format = format if last else torch.contiguous_format
-        image = torch.rand(2, C, *(5, 7, 9)[:D], device="cuda").to(dtype)
-        image = image.contiguous(memory_format=format)
+        image = field(2, C, *(5, 7, 9)[:D], dtype=dtype, last=last)
         grid = torch.rand(2, *(4, 11, 13)[:D], D, device="cuda") * 3 - 1.5
         grid.view(-1, D)[: len(nowhere)] = nowhere[:, None].cuda()
-        for mode, padding in product(
-            ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
-        ):
+        for mode, padding in product((*MODES, "bicubic"), ("zeros", "border", "reflection")):
             options = mode, padding, last  # align_corners: both, but not times both layouts
             out = loader.grid_sample(image, grid, *options)
-            for fixed, mask in product((False, True), ((True, False), (False, True), (True, True))):
+            for fixed, mask in product((False, True), MASKS):
                 torch.use_deterministic_algorithms(fixed)
                 loader.grid_sample_bw(out, image, grid, *options, mask)
             torch.use_deterministic_algorithms(False)
@@ -113,76 +138,71 @@ def grids():
                 torch.use_deterministic_algorithms(fixed)
                 torch.autograd.grad(slopes, leaves, slopes, retain_graph=True)
             torch.use_deterministic_algorithms(False)
-    for D, last in product((2, 3), (False, True)):  # sums in shared memory
-        format = (torch.channels_last, torch.channels_last_3d)[D - 2]
-        format = format if last else torch.contiguous_format
-        for size, points, dtype in (
-            ((3, 11, 13, 9)[: D + 1], 1_500_000, torch.float32),
-            (((3, 3601, 3709) if D == 2 else (3, 240, 231, 243)), 120_000, torch.float16),
-        ):
-            image = torch.rand(1, *size, device="cuda").to(dtype)
-            image = image.contiguous(memory_format=format)
-            for spread in (1.0, 1e-3):  # anywhere, or crowded
-                grid = torch.rand(1, points, *[1] * (D - 1), D, device="cuda") * spread * 2.2 - 1.1
-                out = torch.rand(1, 3, points, *[1] * (D - 1), device="cuda").to(dtype)
-                loader.grid_sample_bw(out, image, grid.to(dtype), output_mask=(True, True))
-    modes = "bilinear", "nearest"
-    for mode, mask in product(modes, ((True, False), (True, True))):  # runs of pixels
-        image = torch.rand(1, 1, 3601, 3709, device="cuda").half()
-        grid = torch.rand(1, 1, 700_000, 2, device="cuda").half() * 2.2 - 1.1
-        out = torch.rand(1, 1, 1, 700_000, device="cuda").half()
-        loader.grid_sample_bw(out, image, grid, mode, output_mask=mask)
-    # Slabs of a field that the L2 cache does not hold, by one channel and by words of four.
-    for C, dtype, mode in product((1, 3), (torch.float32, torch.float16), modes):
+
+
+def sums_in_a_block():
+    """In shared memory: of small fields that many points add to, and of runs of pixels."""
+    both = ((True, True),)
+    for D, last, spread in product((2, 3), (False, True), (1.0, 1e-3)):  # anywhere, or crowded
+        backward(
+            field(1, 3, *(11, 13, 9)[:D], last=last), anywhere(1, 1_500_000, D) * spread, masks=both
+        )
+        large = field(1, 3, *((3601, 3709), (240, 231, 243))[D - 2], dtype=torch.half, last=last)
+        backward(large, (anywhere(1, 120_000, D) * spread).half(), masks=both)
+    for mode in MODES:
+        image = field(1, 1, 3601, 3709, dtype=torch.half)
+        backward(image, anywhere(1, 700_000, 2, torch.half), mode, ((True, False), (True, True)))
+
+
+def slabs():
+    """Of a field that the L2 cache does not hold, by one channel and by words of four.
+
+    A look decides about these, and blocks claim points.
+    """
+    for C, dtype, mode in product((1, 3), (torch.float32, torch.float16), MODES):
         side = {(1, torch.float32): 241, (1, torch.float16): 281}.get((C, dtype), 161)
-        image = torch.rand(1, C, side, side, 260, device="cuda").to(dtype)
-        grid = torch.rand(1, 1, 1, 8_000_000, 3, device="cuda").to(dtype) * 2.2 - 1.1
-        out = loader.grid_sample(image, grid, mode)
-        for mask in MASKS:
-            loader.grid_sample_bw(out, image, grid, mode, output_mask=mask)
-    for C, dtype in product((5, 13, 33), DTYPES):  # words of channels that begin anywhere
-        image = torch.rand(1, C, 71, 90, 101, device="cuda").to(dtype)
-        image = image.contiguous(memory_format=torch.channels_last_3d)
-        grid = torch.rand(1, 1, 1, 70_000, 3, device="cuda").to(dtype) * 2.2 - 1.1
-        out = loader.grid_sample(image, grid)
-        loader.grid_sample_bw(out, image, grid, output_mask=(False, True))
-    # Few of many pixels: added to in 16 bits; one channel after the other; those that points touch.
-    for D, C, mode, last in product((2, 3), (3, 8), (*modes, "bicubic"), (False, True)):
-        image = torch.rand(2, C, *((150, 160), (31, 32, 33))[D - 2], device="cuda").half()
-        if last:
-            image = image.contiguous(
-                memory_format=(torch.channels_last, torch.channels_last_3d)[D - 2]
-            )
-        grid = torch.rand(2, *[1] * (D - 1), 30, D, device="cuda").half() * 2.2 - 1.1
-        out = loader.grid_sample(image, grid, mode)
-        for mask in MASKS:
-            loader.grid_sample_bw(out, image, grid, mode, output_mask=mask)
-    image = torch.rand(3, 7, 1210, 1301, device="cuda")
-    grid = torch.rand(3, 1, 60_000, 2, device="cuda") * 2.2 - 1.1
-    out = loader.grid_sample(image, grid, "nearest")
-    loader.grid_sample_bw(out, image, grid, "nearest", output_mask=(True, True))
+        image, grid = field(1, C, side, side, 260, dtype=dtype), anywhere(1, 8_000_000, 3, dtype)
+        loader.grid_sample(image, grid, mode)
+        backward(image, grid, mode)
+
+
+def words_anywhere():
+    """Words of channels that begin anywhere."""
+    for C, dtype in product((5, 13, 33), DTYPES):
+        image = field(1, C, 71, 90, 101, dtype=dtype, last=True)
+        grid = anywhere(1, 70_000, 3, dtype)
+        loader.grid_sample(image, grid)
+        backward(image, grid, masks=((False, True),))
+
+
+def few_points():
+    """Of many pixels: added to in 16 bits; one channel after the other; those that points touch."""
+    for D, C, mode, last in product((2, 3), (3, 8), (*MODES, "bicubic"), (False, True)):
+        image = field(2, C, *((150, 160), (31, 32, 33))[D - 2], dtype=torch.half, last=last)
+        grid = anywhere(2, 30, D, torch.half)
+        loader.grid_sample(image, grid, mode)
+        backward(image, grid, mode)
+    image, grid = field(3, 7, 1210, 1301), anywhere(3, 60_000, 2)
+    loader.grid_sample(image, grid, "nearest")
+    backward(image, grid, "nearest", ((True, True),))
     for C in (47, 64):
-        image = torch.rand(1, C, 700, 1201, device="cuda").half()
-        image = image.contiguous(memory_format=torch.channels_last)
-        grid = torch.rand(1, 1, 20_000, 2, device="cuda").half() * 2.2 - 1.1
-        out = torch.rand(1, C, 1, 20_000, device="cuda").half()
-        for mask in MASKS:
-            loader.grid_sample_bw(out, image, grid, output_mask=mask)
-    # Turned, from channels that neighbour, from whole volumes and from rows of them.
+        image = field(1, C, 700, 1201, dtype=torch.half, last=True)
+        backward(image, anywhere(1, 20_000, 2, torch.half))
+
+
+def turned():
+    """Turned channels last, from channels that neighbour, from whole volumes and rows of them."""
     for C, dtype, begin in product((3, 5, 8, 20, 66), (torch.float32, torch.float16), (0, 1)):
-        room = torch.rand(1, C + begin, 13, 40, 131, device="cuda").to(dtype)
-        grid = torch.rand(1, 1, 1, 300_000, 3, device="cuda") * 2.2 - 1.1
+        room, grid = field(1, C + begin, 13, 40, 131, dtype=dtype), anywhere(1, 300_000, 3)
         last = room[:, begin:].contiguous(memory_format=torch.channels_last_3d)
         for image in (room[:, begin:], room[:, begin:, ..., 1:], last):
-            out = loader.grid_sample(image, grid)
-            for mask in MASKS:
-                loader.grid_sample_bw(out, image, grid, output_mask=mask)
-    for D, C, dtype in product((2, 3), (3, 20), (torch.float32, torch.float16)):  # bicubic, turned
-        image = torch.rand(1, C, *((90, 131), (13, 40, 31))[D - 2], device="cuda").to(dtype)
-        grid = torch.rand(1, *[1] * (D - 1), 40_000, D, device="cuda") * 2.2 - 1.1
-        out = loader.grid_sample(image, grid, "bicubic")
-        for mask in MASKS:
-            loader.grid_sample_bw(out, image, grid, "bicubic", output_mask=mask)
+            loader.grid_sample(image, grid)
+            backward(image, grid)
+    for D, C, dtype in product((2, 3), (3, 20), (torch.float32, torch.float16)):
+        image = field(1, C, *((90, 131), (13, 40, 31))[D - 2], dtype=dtype)
+        grid = anywhere(1, 40_000, D)
+        loader.grid_sample(image, grid, "bicubic")
+        backward(image, grid, "bicubic")
 
 
 if __name__ == "__main__":

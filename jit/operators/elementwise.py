@@ -135,24 +135,8 @@ def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
         ctx.mask = inputs[-1] if several else (True,)
         keep(ctx, *inputs[: len(names) + 1])
 
-    def second(mask, tensors, arriving):
-        """Of what arrives for the gradients, by the reference."""
-
-        def wanted(gradients):
-            return tuple(x for x, wanted in zip(gradients, mask, strict=True) if wanted)
-
-        def gradients(grad_out, *inputs):
-            return wanted(torch.func.vjp(reference, *inputs)[1](grad_out))
-
-        def derive(*args):
-            return torch.func.vjp(gradients, *args[: len(tensors)])[1](args[len(tensors) :])
-
-        args = *tensors, *wanted(arriving)
-        of_each = sharding.forward(_shapes(len(args)), args)[0]
-        return locally(of_each, derive, args, like=range(len(tensors)))
-
     def derive(ctx, *arriving):
-        grads = second(ctx.mask, ctx.saved_tensors, arriving)
+        grads = _second(reference, ctx.mask, ctx.saved_tensors, arriving)
         return (*grads, None) if several else grads
 
     def change(ctx, to, *tangents):
@@ -164,7 +148,7 @@ def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
             for x, change in zip(inputs, tangents, strict=False)
         ]
         every = (True,) * len(inputs)
-        found = second(every, tensors, along)[1:]
+        found = _second(reference, every, tensors, along)[1:]
         if to is not None:
             found = map(torch.add, found, backward(to, inputs, every))
         found = tuple(
@@ -186,6 +170,23 @@ def _kernels(name: str, names: list[str], reference: Callable) -> Callable:
         return asked(mask, call(grad_out, *inputs, mask))
 
     return backward
+
+
+def _second(reference: Callable, mask, tensors: tuple, arriving: tuple) -> tuple:
+    """Return what arrives for the gradients as gradients of grad_out and inputs."""
+
+    def wanted(gradients):
+        return tuple(x for x, wanted in zip(gradients, mask, strict=True) if wanted)
+
+    def gradients(grad_out, *inputs):
+        return wanted(torch.func.vjp(reference, *inputs)[1](grad_out))
+
+    def derive(*args):
+        return torch.func.vjp(gradients, *args[: len(tensors)])[1](args[len(tensors) :])
+
+    args = *tensors, *wanted(arriving)
+    of_each = sharding.forward(_shapes(len(args)), args)[0]
+    return locally(of_each, derive, args, like=range(len(tensors)))
 
 
 def _arguments(count: int) -> tuple[Callable, Callable]:
