@@ -10,11 +10,13 @@ import torch
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
+from sampling import LAST, MODES, PADDINGS
+
 import loader
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MASKS = ((True, False), (False, True), (True, True))
-MODES = "bilinear", "nearest"
+LINEAR_OR_NEAREST = MODES[:2]
 
 
 def main():
@@ -102,9 +104,8 @@ def anywhere(B, P, D, dtype=torch.float32):
 
 def field(*size, dtype=torch.float32, last=False):
     """(B, C, ...), its channels side by side or not."""
-    format = (torch.channels_last, torch.channels_last_3d)[len(size) - 4]
     x = torch.rand(*size, device="cuda").to(dtype)
-    return x.contiguous(memory_format=format if last else torch.contiguous_format)
+    return x.contiguous(memory_format=LAST[x.dim() - 2]) if last else x
 
 
 def backward(image, grid, mode="bilinear", masks=MASKS):
@@ -124,7 +125,7 @@ def kinds_of_grids():
         image = field(2, C, *(5, 7, 9)[:D], dtype=dtype, last=last)
         grid = torch.rand(2, *(4, 11, 13)[:D], D, device="cuda") * 3 - 1.5
         grid.view(-1, D)[: len(nowhere)] = nowhere[:, None].cuda()
-        for mode, padding in product((*MODES, "bicubic"), ("zeros", "border", "reflection")):
+        for mode, padding in product(MODES, PADDINGS):
             options = mode, padding, last  # align_corners: both, but not times both layouts
             out = loader.grid_sample(image, grid, *options)
             for fixed, mask in product((False, True), MASKS):
@@ -149,17 +150,14 @@ def sums_in_a_block():
         )
         large = field(1, 3, *((3601, 3709), (240, 231, 243))[D - 2], dtype=torch.half, last=last)
         backward(large, (anywhere(1, 120_000, D) * spread).half(), masks=both)
-    for mode in MODES:
+    for mode in LINEAR_OR_NEAREST:
         image = field(1, 1, 3601, 3709, dtype=torch.half)
         backward(image, anywhere(1, 700_000, 2, torch.half), mode, ((True, False), (True, True)))
 
 
 def slabs():
-    """Of a field that the L2 cache does not hold, by one channel and by words of four.
-
-    A look decides about these, and blocks claim points.
-    """
-    for C, dtype, mode in product((1, 3), (torch.float32, torch.float16), MODES):
+    """Of a field that the L2 cache does not hold, by one channel and by words of four."""
+    for C, dtype, mode in product((1, 3), (torch.float32, torch.float16), LINEAR_OR_NEAREST):
         side = {(1, torch.float32): 241, (1, torch.float16): 281}.get((C, dtype), 161)
         image, grid = field(1, C, side, side, 260, dtype=dtype), anywhere(1, 8_000_000, 3, dtype)
         loader.grid_sample(image, grid, mode)
@@ -177,7 +175,7 @@ def words_anywhere():
 
 def few_points():
     """Of many pixels: added to in 16 bits; one channel after the other; those that points touch."""
-    for D, C, mode, last in product((2, 3), (3, 8), (*MODES, "bicubic"), (False, True)):
+    for D, C, mode, last in product((2, 3), (3, 8), MODES, (False, True)):
         image = field(2, C, *((150, 160), (31, 32, 33))[D - 2], dtype=torch.half, last=last)
         grid = anywhere(2, 30, D, torch.half)
         loader.grid_sample(image, grid, mode)
@@ -203,6 +201,8 @@ def turned():
         grid = anywhere(1, 40_000, D)
         loader.grid_sample(image, grid, "bicubic")
         backward(image, grid, "bicubic")
+    # By a look: blocks claim points, of several images too.
+    loader.grid_sample(field(2, 3, 2800, 2800), anywhere(2, 8_000_000, 2))
 
 
 if __name__ == "__main__":

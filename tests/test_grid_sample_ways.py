@@ -94,32 +94,32 @@ def test_channels_turned_on_a_gpu(size, points, dtype, path):
         ((2, 3, 61, 67), 100_000),
         ((1, 5, 340, 503), 400_000),
         ((1, 18, 90, 85), 60_000),
-        ((1, 41, 84, 91), 1_200_000),
+        ((1, 41, 84, 91), 100_000),
         ((2, 3, 13, 21, 19), 30_000),
         ((1, 7, 31, 29, 23), 20_000),
     ],
 )
 def test_bicubic_of_channels_turned_on_a_gpu(size, points, dtype, path):
-    """As each channel alone, of which there is nothing to turn. Points beyond a border are
-    reflected: all clamped to one pixel, they would add up to sums that depend on their order.
+    """As each channel alone, of which there is nothing to turn.
+
+    Few points lie beyond a border: clamped to one pixel, they would add up to sums whose last bits
+    depend on their order.
     """
     dims, C = len(size) - 2, size[1]
     dense = torch.rand(size, device="cuda").to(dtype)
-    grid = places(path, size[0], points, dims, "cuda").nan_to_num(0.3, 2, -2).to(dtype)
+    grid = places(path, size[0], points, dims, "cuda").nan_to_num(0.3, 2, -2).div(1.1).to(dtype)
     slices = torch.rand(*size[:-1], size[-1] + 1, device="cuda").to(dtype)[..., 1:]
     eps = torch.finfo(dtype).eps
-    # Of sums in float32 of as many terms as the diagonal's pixels have points, in two orders.
-    error = 2 * eps if dtype != torch.float32 else 3 * eps * (points / min(size[2:])) ** 0.5
     for image in (dense, dense.contiguous(memory_format=LAST[dims]), slices):
         if dtype == torch.float32:
             leaf = image.detach().requires_grad_()
             told = str(loader.explain(grid_sample, leaf, grid, "bicubic"))
             assert "words of four channels save more" in told
-        out = grid_sample(image, grid, "bicubic", "reflection", True)
+        out = grid_sample(image, grid, "bicubic", "border", True)
         grad_out = torch.rand_like(out)
 
         def gradients(c, mask, image=image, grad_out=grad_out):
-            arguments = grad_out[:, c], image[:, c], grid, "bicubic", "reflection", True
+            arguments = grad_out[:, c], image[:, c], grid, "bicubic", "border", True
             found = grid_sample_bw(*arguments, output_mask=mask)
             return found if all(mask) else (found, found)
 
@@ -130,11 +130,11 @@ def test_bicubic_of_channels_turned_on_a_gpu(size, points, dtype, path):
         whole = 0
         for c in range(C):
             one = slice(c, c + 1)
-            alone = grid_sample(image[:, one], grid, "bicubic", "reflection", True)
+            alone = grid_sample(image[:, one], grid, "bicubic", "border", True)
             assert_close(out[:, one], alone, rtol=2 * eps, atol=max(eps, 2e-6))
             each, slopes = gradients(one, (True, True))
             whole = whole + slopes.float()
-            atol = error * float(each.abs().max())
+            atol = (2 * eps if dtype != torch.float32 else 2e-5) * float(each.abs().max())
             for found in (to_input, lone_input):
                 assert_close(found[:, one], each, rtol=2 * eps, atol=atol)
         for found in (to_grid, lone_grid):
