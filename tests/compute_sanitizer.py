@@ -148,6 +148,8 @@ def sums_in_a_block():
         backward(
             field(1, 3, *(11, 13, 9)[:D], last=last), anywhere(1, 1_500_000, D) * spread, masks=both
         )
+        exact = field(1, 17, *(11, 13, 9)[:D], dtype=torch.double, last=last)
+        backward(exact, anywhere(1, 300_000, D, torch.double) * spread, masks=both)
         large = field(1, 3, *((3601, 3709), (240, 231, 243))[D - 2], dtype=torch.half, last=last)
         backward(large, (anywhere(1, 120_000, D) * spread).half(), masks=both)
     for mode in LINEAR_OR_NEAREST:

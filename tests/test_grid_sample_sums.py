@@ -89,7 +89,10 @@ def test_sums_of_more_than_a_process_keeps_are_made_slab_by_slab(mode, shape, po
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["anywhere", "in order"])
-@pytest.mark.parametrize("dtype, C", [(torch.float32, 1), (torch.float32, 3), (torch.float16, 2)])
+@pytest.mark.parametrize(
+    "dtype, C",
+    [(torch.float32, 1), (torch.float32, 3), (torch.float16, 2), (torch.float64, 5)],
+)
 @pytest.mark.parametrize("dims", [2, 3])
 def test_many_points_of_few_pixels(dims, dtype, C, path):
     """Where neighbouring points lie apart, a GPU sums in shared memory."""

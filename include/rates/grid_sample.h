@@ -13,11 +13,18 @@ struct GridSampleRates {
     // Pixels to a point, from where points have no neighbours: nearest ones of images, and others;
     // and bytes of a field of which channels are then read one by one, or added to.
     double lonely_nearest = 3.5, lonely = 5, plane_field = 2e7, plane_sums = 5e7;
+    double lone = 1.5;      // points to a pixel, up to which blocks of planes are large (an H100's)
     int64_t few = 1 << 15;  // points, below which a warp to 32 of them leaves a GPU idle
     // Of planes that are added to: points, below which 16 threads share one, or 32.
     int64_t fewer = 6000, fewest = 512;
     int64_t filled = 132 << 10;  // threads that fill it
     double kept = 2 << 20;  // bytes of an image whose pixels caches keep for their next channel
+    // Bytes of a pixel that several threads read, as an L1 cache has lost it by the next channel;
+    // eight of float64 from so many channels and, since four have a sector, so many points on.
+    int64_t shared_pixel = 64, wide_channels = 16, wide_points = 1024;
+    // To the grid: points, below which 32 threads share one of planes; so many planes that one
+    // thread reads, unless points are few.
+    int64_t few_slopes = 2048, whole = 16;
     // Words of channels that lie in two of memory's are read from so many points and bytes of an
     // image on, and up to so many points a pixel; to so many where a copy is quick (an H100's).
     int64_t across_points = 1 << 14, across_image = 4 << 20;
@@ -130,10 +137,10 @@ struct GridSampleGradientRates {
     double crowded = 0.5, crowded_last = 1.25;
     double most = 31;         // sectors that 32 points lie in: scattered ones are in hardly more
     double worth = 25;        // what has to be saved by a look, which costs half of it
-    int64_t field = 110000;   // bytes of a channel's sums in shared memory, of two blocks to an SM
-    double field_adds = 512;  // to each pixel, and in all, from where that is worth a look
+    int64_t field = 110000;   // bytes of sums in shared memory, of two blocks to an SM;
+    double field_adds = 512;  // to each pixel, and in all, from where that is worth a look,
     double field_least = 1.6e7;
-    float field_few = 6;          // sectors that 32 points lie in, from where it pays
+    float field_few = 6;          // sectors that 32 points lie in, from where it pays: not float64
     double passes = 4.7e-6;       // of an element in 16 bits, in float, beyond writing it;
     double listed = 3.5e-5;       // of a point in the lists of runs of pixels,
     double summed = 8.9e-6;       // of each of its gradients,
@@ -144,3 +151,14 @@ struct GridSampleGradientRates {
     double touch = 60;            // of a million sectors of these
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;
+
+/// Of sums of float64 of few pixels, an H100's, fitted to 120 cases at random. A million additions:
+struct GridSampleDoubleRates {
+    // In memory: of points in order; more of scattered ones; and more where one sector has them
+    // all, which waits for each.
+    double near = 3.5, far = 11, waiting = 4000;
+    double sum = 5, flush = 13;  // in shared memory; of a block's sums to memory
+    double launch = 15;          // what these take in any case,
+    double worth = 60;           // and what they have to save for a look, which takes some 15
+};
+constexpr GridSampleDoubleRates kGridSampleDoubleRates;

@@ -10,6 +10,6 @@ const char* backward(GridSampleJob& job, int V, cudaStream_t stream) {
 }
 
 const char* grid_sample_backward_16bit(GridSampleJob& job, int V, cudaStream_t stream) {
-    if (job.field) return launch_field<Short>(job, job.field, stream);
+    if (job.field) return launch_field<Short>(job, stream);
     return (job.p.dtype == DType::kHalf ? backward<Half> : backward<BFloat16>)(job, V, stream);
 }

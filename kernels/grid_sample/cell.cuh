@@ -398,9 +398,18 @@ struct Pixels {
     }
 };
 
-/// Blocks to an SM: registers that hold a point's values, and no more.
+/// Blocks of kThreads to an SM: registers that hold a point's values, and no more.
 template <typename T, int D, int C>
 constexpr int kNarrowBlocks = ((D == 2 ? 14 : 12) - (C == 8   ? D + 4
                                                      : C == 4 ? 4
                                                               : 0)) /
                               (sizeof(T) == 8 ? 2 : 1);
+
+/// The largest block of a kernel, see `block_of`, and how many of these fit where so many blocks of
+/// kThreads do.
+template <typename T, Narrow kLayout>
+constexpr int kLargest = kLayout == Narrow::kPlanar && sizeof(T) < 8 ? kMostThreads : kThreads;
+template <typename T, Narrow kLayout>
+constexpr int blocks_of(int blocks) {
+    return blocks * kThreads / kLargest<T, kLayout>;
+}

@@ -132,16 +132,53 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     plans.turning = {passes, passes}, plans.as_it_is = {near, far};
     plans.why = "passes over the field take longer than words of four channels save";
     if (plans.turned.V == 1 || p.B * p.P < r.few || passes > far) return plans;
-    if (passes < near) {
+    // Or, of scattered points, much more, and else hardly less: a look would take as long.
+    const bool much = far - passes > r.worth;
+    if (passes < near || (much && passes - near < r.worth / 2)) {
         plans.take = Plans::kTurned;
         plans.why = "words of four channels save more than passes take";
-    } else if (far - passes > r.worth) {
+    } else if (much) {
         plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
         // What the cache misses costs points that share nothing: not those between.
         const double share = held > near ? (passes - near) / (held - near) : 1;
         plans.saved = beyond(float(std::min(r.most, r.look + (32 - r.look) * share)));
     }
     return plans;
+}
+
+/// Of float64: what sums in shared memory save, unless that is too little for a look.
+bool saved_by_field(const GridSampleParams& p, const FieldSums& field, Plans& plans) {
+    constexpr auto r = kGridSampleDoubleRates;
+    const double adds = double(taps_of(p)) * double(p.C) * 1e-6, voxels = double(voxel_count(p));
+    const double sector = double(p.P << p.D) / voxels * 4e-6;  // millions of additions to each
+    const double flushed = double(field.blocks) * double(p.B * p.C) * voxels * 1e-6;
+    const double near = adds * r.near, far = adds * r.far + sector * r.waiting;
+    const double sums = r.launch + adds * r.sum + flushed * r.flush;
+    plans.as_it_is = {near, near + far}, plans.turning = {sums, sums};
+    // At least half of the sectors that 32 points anywhere would lie in: those in order wait less.
+    const double pixel = double(std::abs(p.input_stride[p.size[2] > 1 ? 4 : 1]));
+    const double sectors = std::max(1., voxels * std::min(1., pixel / 4));
+    const double anywhere = sectors * (1 - std::pow(1 - 1 / sectors, 32));
+    plans.saved = {-float(std::max(sums - near, far * (anywhere - 1) / 62)), float(far), 0};
+    return near + far - sums > r.worth;
+}
+
+/// True if a look may choose sums in shared memory.
+bool in_field(const GridSampleParams& p, Plans& plans) {
+    constexpr auto r = kGridSampleGradientRates;
+    const bool exact = p.dtype == DType::kDouble;
+    const bool crowded = p.P << p.D >= voxel_count(p) * r.field_adds &&
+                         double(taps_of(p)) * double(p.C) >= r.field_least;
+    if (!exact && !crowded) return false;
+    const FieldSums field = field_sums(p);
+    if (field.channels == 0 || (exact && !saved_by_field(p, field, plans))) return false;
+    if (!exact) plans.saved = beyond(r.field_few);
+    plans.turned.field = field, plans.turned.pad = p.C;
+    plans.turned.sums = plans.turned.order = element_size(p.dtype) == 2;
+    if (plans.turned.sums) plans.turned.sum_bytes = field_bytes(p, p.C * 4);
+    plans.take = Plans::kProbe;
+    plans.why = "shared memory pays where points of the same pixels do not neighbour";
+    return true;
 }
 
 /// Microseconds of bicubic interpolation as it is, and of words of four channels, without passes.
@@ -207,15 +244,7 @@ Plans plans_of(const GridSampleParams& p) {
             plans.why = "16 bits, and far more pixels than points";
             return plans;
         }
-        if (linear && (plans.turned.field = field_channels(p))) {
-            plans.turned.sums = plans.turned.order = element_size(p.dtype) == 2;
-            if (plans.turned.sums) plans.turned.sum_bytes = field_bytes(p, p.C * 4);
-            plans.turned.pad = p.C;
-            plans.take = Plans::kProbe;
-            plans.saved = beyond(kGridSampleGradientRates.field_few);
-            plans.why = "shared memory pays where points of the same pixels do not neighbour";
-            return plans;
-        }
+        if (linear && in_field(p, plans)) return plans;
     }
     if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
         plans.plain.fixed || !fits_last(p) || p.P < 1024)
@@ -247,7 +276,7 @@ bool is_apart(const GridSampleParams& p) {
     if (!turned.copy) return false;
     const Plans input = plans_of(to_input_of(p));
     const bool added = input.take == Plans::kPlain && input.plain.V == 1;
-    if (added || input.turned.runs || input.turned.field) return false;
+    if (added || input.turned.runs || input.turned.field.channels) return false;
     const double field = double(p.B) * p.C * voxel_count(p) * element_size(p.dtype) * 1e-6;
     const double copy = (turned.copy_bytes * 1e-6 + field) / r.stream;
     const double rows = double(taps_of(p)) / 2 * 1e-6;

@@ -1,5 +1,6 @@
-// grid_sample's kernels for float64; see linear_forward.cuh, linear_backward.cuh and general.cuh.
-#include "linear_backward.cuh"
+// grid_sample's kernels for float64; see linear_forward.cuh, linear_backward.cuh, general.cuh and
+// field.cuh.
+#include "field.cuh"
 #include "linear_forward.cuh"
 
 const char* grid_sample_forward_double(GridSampleJob& job, int, cudaStream_t stream) {
@@ -7,5 +8,6 @@ const char* grid_sample_forward_double(GridSampleJob& job, int, cudaStream_t str
 }
 
 const char* grid_sample_backward_double(GridSampleJob& job, int, cudaStream_t stream) {
+    if (job.field) return launch_field<double>(job, stream);
     return launch_backward<double, 1>(job, stream);
 }

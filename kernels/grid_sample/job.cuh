@@ -6,7 +6,8 @@
 #include "grid_sample.h"
 #include "vector.cuh"
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 128, kMostThreads = 256;  // of a block
+constexpr int kFieldThreads = 512;                 // in field.cuh
 
 /// Where the pixels of an image lie: offsets in units of several bytes, so that they fit in 32
 /// bits.
@@ -50,6 +51,7 @@ struct GridSampleJob {
     int read_as;      // what packed ones are, as the function of this name has it, or 0
     int count;
     int lanes_log2;  // of the threads that share a point
+    int block;       // threads, see `block_of`
     int64_t first, image;
     const int* choice;  // in device memory: the launch works where its bits of `asked` are
     int asked, chosen;  // `chosen`; null: always
@@ -84,6 +86,7 @@ struct GridSampleJob {
     unsigned* counter;  // what may be `claims` of one launch
     int shares;         // of the channels, in such a kernel
     int field;          // channels whose sums shared memory holds at a time; 0: none
+    int field_blocks;   // blocks to an image of these
     Narrow narrow;
     bool general;  // offsets do not fit in 32 bits, or sums are in fixed point
     bool alone;    // the kernel for the gradient to the grid alone
@@ -157,22 +160,25 @@ __device__ inline void share_out(unsigned turns, unsigned* claims, const Body& b
 /// is fetched before its first turn, which may be its last; so kernels have bodies without one.
 template <bool kTurns, typename Body>
 __device__ inline void each_block(const GridSampleJob& job, const Body& body) {
-    if constexpr (!kTurns) return body(blockIdx.x, blockIdx.y, blockIdx.z);
-    if (idle(job)) return;
-    const bool flat = job.claims && job.images * job.parts > 1;
-    const unsigned all = flat ? job.blocks * job.images * job.parts : job.blocks;
-    share_out(job.turns, job.claims, [&](unsigned turn) {
-        const unsigned first = turn * job.in_turn;
-        for (unsigned number = first; number < min(first + job.in_turn, all); ++number) {
-            unsigned block = number, image = blockIdx.y, share = blockIdx.z;
-            if (flat) {
-                const unsigned row = number / job.blocks;
-                block -= row * job.blocks, share = row / job.images;
-                image = row - share * job.images;
+    if constexpr (kTurns) {
+        if (idle(job)) return;
+        const bool flat = job.claims && job.images * job.parts > 1;
+        const unsigned all = flat ? job.blocks * job.images * job.parts : job.blocks;
+        share_out(job.turns, job.claims, [&](unsigned turn) {
+            const unsigned first = turn * job.in_turn;
+            for (unsigned number = first; number < min(first + job.in_turn, all); ++number) {
+                unsigned block = number, image = blockIdx.y, share = blockIdx.z;
+                if (flat) {
+                    const unsigned row = number / job.blocks;
+                    block -= row * job.blocks, share = row / job.images;
+                    image = row - share * job.images;
+                }
+                body(block, image, share);
             }
-            body(block, image, share);
-        }
-    });
+        });
+    } else {
+        body(blockIdx.x, blockIdx.y, blockIdx.z);
+    }
 }
 
 HD constexpr int power(int base, int exponent) {
@@ -235,7 +241,7 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
                                   : begin(p.out, p.C * p.P, job.first, size);
             job.slopes = begin(p.grad_grid, p.P * p.D, job.first * p.D, grid_size);
             const int64_t warps = ceil_div(job.count, each);
-            const int block = warps < kThreads / 32 ? int(warps) : kThreads / 32;
+            const int block = warps < job.block / 32 ? int(warps) : job.block / 32;
             const int64_t blocks = ceil_div(warps, block);
             job.blocks = unsigned(blocks), job.images = unsigned(images);
             job.parts = unsigned(shares);
@@ -254,26 +260,36 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
     return launch_error();
 }
 
-/// Blocks to a processor of launches that may be idle, of which each takes several in turn: of
-/// planes; of words that are not claimed; of a slab, whose launches are many.
-constexpr int kIdle = 256, kIdleWords = 32, kSlabBlocks = 14;
+/// How a launch that a look may leave idle works: in so many blocks to a processor, since even
+/// those that do nothing take 0.6 ns each on an H200. Each takes turns.
+struct InTurn {
+    int blocks;
+    bool claimed = false;   // the next turn that no block has taken; or turns a fixed step apart
+    bool by_image = false;  // fewer blocks of several images, of which each has its own
+};
+/// Of planes, of words that are not claimed, and of those that are: as many blocks as are at work
+/// at a time. Words of four channels then take 0.79 to 1.02 of the time of kGivenWords; planes
+/// would 0.98 to 1.9 of that of kPlanes, the more channels the worse.
+constexpr InTurn kPlanes{256, false, true}, kGivenWords{32};
+constexpr InTurn claimed(int at_work) { return {at_work, true}; }
+constexpr int kSlabBlocks = 14;  // of a slab, whose launches are many
 
 /// Launches a kernel that has `each_block`: `kernel`; or, where a look may leave the launch idle,
-/// `turns`, its kind with kTurns, in so many blocks to a processor, since even those that do
-/// nothing take 0.6 ns each on an H200. `claim`: as many as are at work at a time, each of which
-/// claims the next turn (words of four channels 0.79 to 1.02 of the time with 32 blocks to a
-/// processor whose turns are given). Planes do not: 0.98 to 1.9 of the time with 256, the more
-/// channels the worse.
+/// `turns`, its kind with kTurns.
 inline const char* launch_in_turn(void (*turns)(GridSampleJob), void (*kernel)(GridSampleJob),
-                                  GridSampleJob& job, int each, cudaStream_t stream, int blocks,
-                                  bool claim, int shares = 1) {
+                                  GridSampleJob& job, int each, cudaStream_t stream, InTurn way,
+                                  int shares = 1) {
     constexpr int kNeighbours = 1024;
     if (!job.choice) return launch_points(kernel, job, each, stream, 0x7fffffff, shares);
-    if (job.slabs) blocks = blocks < kSlabBlocks ? blocks : kSlabBlocks;
-    if (job.neighbours) blocks = kNeighbours;
-    // Of several images each has blocks of its own.
-    if (blocks == kIdle) blocks /= job.p.B < 4 ? int(job.p.B) : 4;
-    if (claim && !job.slabs && !job.neighbours) job.claims = std::exchange(job.counter, nullptr);
+    int blocks = way.blocks;
+    if (job.neighbours)
+        blocks = kNeighbours;
+    else if (job.slabs)
+        blocks = blocks < kSlabBlocks ? blocks : kSlabBlocks;
+    else if (way.by_image)
+        blocks /= job.p.B < 4 ? int(job.p.B) : 4;
+    else if (way.claimed)
+        job.claims = std::exchange(job.counter, nullptr);
     const char* error =
         launch_points(turns, job, each, stream, int64_t(blocks) * job.processors, shares);
     job.claims = nullptr;

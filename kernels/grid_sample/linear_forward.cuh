@@ -101,8 +101,9 @@ __global__ void __launch_bounds__(kThreads, (kWordBlocks<V, D>))
 /// A thread takes a point and C channels; from C = 4 on, all of a share's, C at a time.
 /// Where it takes turns of volumes of three channels, two blocks less: registers for the loop.
 template <typename T, int D, int C, Narrow kLayout, bool kTurns>
-__global__ void __launch_bounds__(kThreads,
-                                  (kNarrowBlocks<T, D, C> - (kTurns && D == 3 && C == 3 ? 2 : 0)))
+__global__ void __launch_bounds__((kLargest<T, kLayout>),
+                                  (blocks_of<T, kLayout>(kNarrowBlocks<T, D, C> -
+                                                         (kTurns && D == 3 && C == 3 ? 2 : 0))))
     narrow_forward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
     constexpr bool kAcross = kLayout == Narrow::kAcross, kWords = kLayout == Narrow::kWords;
@@ -219,7 +220,7 @@ const char* launch_narrow_forward(GridSampleJob& job, cudaStream_t stream) {
     using std::integral_constant;
     const auto layout = [&](auto C, auto layout) {
         return launch_in_turn(narrow_forward<T, D, C, layout, true>,
-                              narrow_forward<T, D, C, layout, false>, job, 32, stream, kIdle, false,
+                              narrow_forward<T, D, C, layout, false>, job, 32, stream, kPlanes,
                               job.shares);
     };
     const auto channels = [&](auto C) {
@@ -242,7 +243,7 @@ const char* launch_word_forward(GridSampleJob& job, cudaStream_t stream) {
         if (job.words)
             return launch_in_turn(narrow_forward<T, D, V, kLayout, true>,
                                   narrow_forward<T, D, V, kLayout, kAcross>, job, 32, stream,
-                                  kAcross ? kIdleWords : kNarrowBlocks<T, D, V>, !kAcross,
+                                  kAcross ? kGivenWords : claimed(kNarrowBlocks<T, D, V>),
                                   job.shares);
     const int bytes = kThreads / 32 * WordStage<T, V>::elements(job.together) * int(sizeof(T));
     return launch_points(linear_forward<T, V, D, kAcross>, job, 32, stream,
@@ -266,10 +267,9 @@ template <typename T, int V>
 const char* launch_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kCubic) {
         using S = Stored<T>;
-        constexpr int kBlocks = V == 1 ? 1 << 20 : V == 4 ? 8 : 6;  // all, or those that fit
+        constexpr InTurn kWay = V == 1 ? InTurn{1 << 20} : claimed(V == 4 ? 8 : 6);
         return launch_in_turn(cubic_forward<S, V, 2, (V > 1)>, cubic_forward<S, V, 2, false>, job,
-                              32 >> job.lanes_log2, stream, kBlocks, V > 1,
-                              job.planes ? job.shares : 1);
+                              32 >> job.lanes_log2, stream, kWay, job.planes ? job.shares : 1);
     }
     return (job.p.D == 3 ? launch_linear_forward<T, V, 3> : launch_linear_forward<T, V, 2>)(job,
                                                                                             stream);

@@ -65,6 +65,7 @@ void set_points(GridSampleJob& job, const Plan& plan) {
         job.exact_axes[d] = axis_of<double>(p, d);
     }
     job.lanes_log2 = lanes_log2(p, plan);
+    job.block = job.general ? kThreads : block_of(p, plan);
     job.narrow = narrow_of(p);
     job.alone = !job.general && grid_alone(p, plan);
     job.reads = reads_input(p);
@@ -92,7 +93,7 @@ const char* copy_input(GridSampleJob& job, const Plan& plan, char* scratch, Choi
     const Voxels to = voxels_of(scratch, p.input_stride, p.size);
     p.input = scratch;
     chain.follows = false;  // constant, to the next one
-    if (choice.made) choice.claims = chain.take();
+    choice.claims = chain.take();
     return turn<T, T>(from, to, p, int(plan.pad), choice, chain.processors, chain.stream);
 }
 
@@ -117,7 +118,7 @@ const char* round_sums(const GridSampleJob& job, const Plan& plan, const GridSam
     }
     const Voxels from = voxels_of(job.p.grad_input, job.p.grad_input_stride, caller.size);
     const Voxels to = voxels_of(caller.grad_input, caller.grad_input_stride, caller.size);
-    if (choice.made) choice.claims = chain.take();
+    choice.claims = chain.take();
     return turn<float, T>(from, to, caller, int(caller.C), choice, chain.processors, chain.stream);
 }
 
@@ -163,14 +164,6 @@ void begin_fixed(GridSampleJob& job, char* scratch, int64_t bytes, cudaStream_t 
     double slope = 0;
     for (int d = 0; d < p.D; ++d) slope += p.whole[2 - d];
     bound_kernel<<<1, 1, 0, stream>>>(words, slope);
-}
-
-template <typename T>
-const char* finish_fixed(const GridSampleJob& job, const GridSampleParams& caller,
-                         cudaStream_t stream) {
-    finish_fixed_point(static_cast<T*>(caller.grad_input), job.fixed, job.places, job.terms,
-                       stream);
-    return launch_error();
 }
 
 /// True if kernels are compiled for a GPU on which they can follow each other.
@@ -229,6 +222,41 @@ const char* launch_slabs(GridSampleJob& job, int V, int slabs, cudaStream_t stre
     return nullptr;
 }
 
+/// Sets what p.grad_input is to point to: the caller's gradient, or sums in `scratch`, of which
+/// those that kernels add to become zeros.
+const char* begin_sums(GridSampleJob& job, const Plan& plan, char* scratch, Choice choice,
+                       Chain& chain) {
+    GridSampleParams& p = job.p;
+    job.sum_dtype = p.dtype;
+    if (plan.fixed) {
+        begin_fixed(job, scratch, plan.sum_bytes, chain.stream);
+        chain.follows = false;
+        return nullptr;
+    }
+    if (!p.grad_input || plan.runs) return nullptr;
+    void* zeros = p.grad_input;
+    int64_t bytes = p.B * p.C * voxel_count(p) * element_size(p.dtype);
+    if (plan.sums) {
+        p.grad_input = scratch + plan.copy_bytes;
+        if (!plan.order) last_strides(p, plan.pad, p.grad_input_stride);
+        job.sum_dtype = DType::kFloat;
+        if (!plan.touched) zeros = p.grad_input, bytes = plan.sum_bytes;
+    }
+    return zero(zeros, bytes, choice, chain);
+}
+
+/// Writes sums of another type or order to the caller's gradient.
+template <typename T>
+const char* finish_sums(GridSampleJob& job, const Plan& plan, const GridSampleParams& caller,
+                        Choice choice, Chain& chain) {
+    if (plan.touched) return touch<true>(job, rounded_of(caller), chain.stream);
+    if constexpr (sizeof(T) < 8)
+        if (!plan.fixed) return round_sums<T>(job, plan, caller, choice, chain);
+    finish_fixed_point(static_cast<T*>(caller.grad_input), job.fixed, job.places, job.terms,
+                       chain.stream);
+    return launch_error();
+}
+
 const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice, Chain& chain) {
     const char* error = nullptr;
     const cudaStream_t stream = chain.stream;
@@ -245,32 +273,16 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     char* const scratch = static_cast<char*>(p.scratch) + kChoiceBytes;
     const bool bits16 = element_size(p.dtype) == 2;
     job.choice = choice.made, job.asked = choice.asked, job.chosen = choice.chosen;
-    job.processors = chain.processors;
-    if (choice.made) job.counter = chain.take();
+    job.processors = chain.processors, job.counter = chain.take();
     if (plan.copy)
         error = (bits16 ? copy_input<Half> : copy_input<float>)(job, plan, scratch, choice, chain);
-    if (error) return error;
-    job.sum_dtype = p.dtype;
-    if (plan.fixed) {
-        begin_fixed(job, scratch, plan.sum_bytes, stream);
-        chain.follows = false;
-    } else if (p.grad_input && !plan.runs) {
-        int64_t bytes = p.B * p.C * voxel_count(p) * element_size(p.dtype);
-        if (plan.sums) {
-            p.grad_input = scratch + plan.copy_bytes;
-            if (!plan.order) last_strides(p, plan.pad, p.grad_input_stride);
-            job.sum_dtype = DType::kFloat;
-            if (!plan.touched) bytes = plan.sum_bytes;
-        }
-        void* const zeros = plan.touched ? caller.grad_input : p.grad_input;
-        if ((error = zero(zeros, bytes, choice, chain))) return error;
-    }
+    if (error || (error = begin_sums(job, plan, scratch, choice, chain))) return error;
     set_points(job, plan);
-    if (plan.field || plan.runs) {  // pixels in the order of their numbers
+    if (plan.field.channels || plan.runs) {  // pixels in the order of their numbers
         const int step[] = {p.size[2] * p.size[1], p.size[2], 1};
         std::copy_n(step, 3, job.sums.step);
     }
-    job.field = plan.field;
+    job.field = plan.field.channels, job.field_blocks = plan.field.blocks;
     if (plan.runs) {
         PixelRuns runs = runs_of(p);
         runs.place(p.scratch);
@@ -281,31 +293,19 @@ const char* run(const GridSampleParams& caller, const Plan& plan, Choice choice,
     // The kernels for small offsets write these zeros on their way: one launch less.
     const bool zeros = job.general || slabs > 1;
     if (flat && p.grad_grid && zeros && (error = zero_grid())) return error;
-    Rounded rounded{};
     if (plan.touched) {
-        rounded = rounded_of(caller);
         job.follows = chain.follows, chain.follows = chain.can;
-        if ((error = touch<false>(job, rounded, stream))) return error;
+        if ((error = touch<false>(job, rounded_of(caller), stream))) return error;
     }
     job.follows = chain.follows && p.grad_input;  // where work is little, waiting tells
     error =
         slabs > 1 ? launch_slabs(job, plan.V, slabs, stream) : launch_kernels(job, plan.V, stream);
-    chain.follows = chain.can;
+    job.follows = chain.follows = chain.can;
     if (error || !(plan.sums || plan.fixed)) return error;
-    job.follows = chain.follows;
-    if (plan.touched) return touch<true>(job, rounded, stream);
-    switch (p.dtype) {
-        case DType::kFloat:
-            return plan.fixed ? finish_fixed<float>(job, caller, stream)
-                              : round_sums<float>(job, plan, caller, choice, chain);
-        case DType::kDouble: return finish_fixed<double>(job, caller, stream);
-        case DType::kHalf:
-            return plan.fixed ? finish_fixed<Half>(job, caller, stream)
-                              : round_sums<Half>(job, plan, caller, choice, chain);
-        default:
-            return plan.fixed ? finish_fixed<BFloat16>(job, caller, stream)
-                              : round_sums<BFloat16>(job, plan, caller, choice, chain);
-    }
+    return (p.dtype == DType::kDouble  ? finish_sums<double>
+            : p.dtype == DType::kFloat ? finish_sums<float>
+            : p.dtype == DType::kHalf  ? finish_sums<Half>
+                                       : finish_sums<BFloat16>)(job, plan, caller, choice, chain);
 }
 
 /// Of the way that scattered points ask for.
@@ -352,9 +352,12 @@ static void tell(const GridSampleParams& p, const Plans& plans) {
     if (plans.take == Plans::kPlain ? plans.plain.touched : plans.turned.touched)
         tell_choice("grid_sample", "zeros and rounding", "of pixels that points touch",
                     "16 bits, many channels side by side, and far more pixels than points");
-    if (plans.turned.field || plans.turned.runs) {
+    if (plans.turned.field.channels || plans.turned.runs) {
         tell_choice("grid_sample", "sums of the gradient to input",
-                    plans.turned.runs ? "by runs of pixels" : names[Plans::kProbe], plans.why);
+                    plans.turned.runs ? "by runs of pixels" : names[Plans::kProbe], plans.why,
+                    {{"in memory, points in order", plans.as_it_is.near},
+                     {"in memory, points scattered", plans.as_it_is.far},
+                     {"in shared memory", plans.turning.near}});
         return;
     }
     if (slabs_of(p, plans).count > 1)
@@ -402,5 +405,5 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     }
     if (plans.take == Plans::kPlain) return nullptr;
     const Choice second{choice, asked, both ? Choice::kTurned : 0, true};
-    return (plans.turned.field ? run_apart : run)(*p, plans.turned, second, chain);
+    return (plans.turned.field.channels ? run_apart : run)(*p, plans.turned, second, chain);
 }

@@ -89,13 +89,19 @@ int turned_word(const GridSampleParams& p) {
     return element_size(p.dtype) == 2 && p.C > 4 && (even || many) ? 8 : 4;
 }
 
+/// Sums in shared memory of so many whole channels at a time, where these are not zero, in so many
+/// blocks to an image.
+struct FieldSums {
+    int channels = 0, blocks = 0;
+};
+
 /// One way to do a job.
 struct Plan {
     bool copy = false;     // of the input, channels last
     bool sums = false;     // of the gradient to the input, in float, channels last
     bool order = false;    // or in the order of the gradient itself
     bool fixed = false;    // or in fixed point, in the order of the gradient itself
-    int field = 0;         // or in shared memory, of so many whole channels at a time
+    FieldSums field;       // or in shared memory
     bool runs = false;     // or of runs of pixels
     bool touched = false;  // of sums, those of pixels that points touch, and no others
     bool across = false;   // words of V channels do not begin where words of memory do
@@ -143,21 +149,27 @@ int log2_of(int64_t x) {
 /// What a list of the taps of all points would hold.
 int64_t taps_of(const GridSampleParams& p) { return p.B * p.P << p.D; }
 
-/// Channels whose sums shared memory holds at a time, where that may be quicker than sums in
-/// memory; else 0.
-int field_channels(const GridSampleParams& p) {
+/// Sums in shared memory, where they may be quicker than sums in memory.
+FieldSums field_sums(const GridSampleParams& p) {
     constexpr auto r = kGridSampleGradientRates;
-    const int64_t bytes = voxel_count(p) * 4;
-    // Of more channels words of four are as quick, which those of float32 have to be turned for.
-    const bool few = p.C <= (element_size(p.dtype) == 2 ? 2 : 3) && p.dtype != DType::kDouble;
-    if (!few || bytes > r.field || p.B > 65535 || p.P > 1 << 30 ||
-        p.P << p.D < voxel_count(p) * r.field_adds || double(taps_of(p)) * p.C < r.field_least)
-        return 0;
-    int device = 0, shared = 0;
+    const int size = element_size(p.dtype);
+    const int64_t bytes = voxel_count(p) * std::max(size, 4);
+    // Of more channels words of four are as quick, which those of float32 have to be turned for;
+    // float64 has none.
+    const bool few = size == 8 ? p.C < 1 << 16 : p.C <= (size == 2 ? 2 : 3);
+    if (!few || bytes > r.field || p.B > 65535 || p.P > 1 << 30) return {};
+    int device = 0, shared = 0, processors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     const int64_t fit = std::min<int64_t>(r.field, shared) / bytes;
-    return fit > 0 ? int(ceil_div(p.C, ceil_div(p.C, fit))) : 0;
+    if (fit == 0) return {};
+    // Few points of many channels leave a GPU idle, unless blocks share these out.
+    const int64_t blocks = ceil_div(p.P, kFieldThreads), all = 2 * processors;
+    const int64_t fill = std::min(ceil_div(all, p.B * blocks), p.C);
+    const int64_t channels = ceil_div(p.C, std::max(ceil_div(p.C, fit), fill));
+    const int64_t enough = ceil_div(all, p.B * ceil_div(p.C, channels));
+    return {int(channels), int(std::min(blocks, enough))};
 }
 
 /// Runs of pixels for the gradient to the input, but for their memory.
@@ -321,7 +333,8 @@ double reached(DType dtype, int size) {
 Slabs slabs_of(const GridSampleParams& p, const Plan& plan) {
     constexpr auto r = kGridSampleSlabRates;
     if (p.P < r.few || p.interpolation == Interpolation::kCubic || p.dtype == DType::kDouble ||
-        p.B > r.images || is_second(p) || plan.fixed || plan.touched || plan.runs || plan.field)
+        p.B > r.images || is_second(p) || plan.fixed || plan.touched || plan.runs ||
+        plan.field.channels)
         return {};
     const bool linear = p.interpolation == Interpolation::kLinear, words = plan.V == 4;
     const bool takes = p.grad_input ? plan.V == 1 || (words && p.C <= 8)
@@ -362,18 +375,31 @@ Slabs slabs_of(const GridSampleParams& p, const Plan& plan) {
     return slabs;
 }
 
+/// Threads to a block. Of planes, where no points are of the same pixels, an L1 cache serves those
+/// of a large one better, whose neighbours are in the same SM; else small ones begin and end
+/// sooner.
+int block_of(const GridSampleParams& p, const Plan& plan) {
+    const bool reads = !p.grad_out || (p.D == 3 && grid_alone(p, plan));
+    const bool planes =
+        reads && plan.V == 1 && !plan.across && p.C > 1 && narrow_of(p) == Narrow::kPlanar;
+    return planes && p.interpolation == Interpolation::kLinear && p.dtype != DType::kDouble &&
+                   p.B * p.P >= kGridSampleRates.filled &&
+                   double(p.P) <= kGridSampleRates.lone * double(voxel_count(p))
+               ? kMostThreads
+               : kThreads;
+}
+
 /// Threads that share a point.
 int lanes_log2(const GridSampleParams& p, const Plan& plan) {
+    constexpr auto rates = kGridSampleRates;
     const int64_t vectors = ceil_div(p.C, plan.V);
     const bool last = p.input_stride[1] == 1;
-    // Elements of 8 bytes: four threads have a sector.
-    const bool wide = p.dtype == DType::kDouble && last && p.B * p.P > 1024;
-    const bool large = double(p.C * voxel_count(p)) * element_size(p.dtype) > kGridSampleRates.kept;
+    const bool wide = p.dtype == DType::kDouble && last && p.B * p.P > rates.wide_points;
     int log2 = 0;
     if (grid_alone(p, plan)) {  // its kernel takes four channels at a time
-        const int most = wide ? 3 : last || p.B * p.P < 2048 ? 5 : 2;
-        while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < kGridSampleRates.filled / 2)
-            ++log2;
+        const bool whole = !last && p.C <= rates.whole && p.B * p.P > rates.few;
+        const int most = whole ? 0 : wide ? 3 : last || p.B * p.P < rates.few_slopes ? 5 : 2;
+        while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < rates.filled / 2) ++log2;
         return log2;
     }
     if (plan.V > 1 && p.interpolation != Interpolation::kCubic) {
@@ -382,17 +408,16 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     }
     // As many as fill the GPU. Where channels do not neighbour, lanes read far apart: no more than
     // leave whole sectors to neighbouring points, unless these are few.
-    const int few = p.B * p.P < kGridSampleRates.fewest  ? 5
-                    : p.B * p.P < kGridSampleRates.fewer ? 4
-                                                         : 2;
+    const int few = p.B * p.P < rates.fewest ? 5 : p.B * p.P < rates.fewer ? 4 : 2;
     const int most = wide && !p.grad_out ? 3 : last || !p.grad_out ? 5 : few;
     // A pixel of many channels is read by several threads, or an L1 cache has lost it by the next.
     const bool cubic = p.interpolation == Interpolation::kCubic && p.D == 2;
-    const bool many = last && p.C * element_size(p.dtype) >= 64;
-    const int least = plan.V > 1                                          ? 2
-                      : many && wide && large && p.C >= 16 && !p.grad_out ? 3
-                      : many && cubic && !p.grad_input                    ? 1
-                                                                          : 0;
+    const bool many = last && p.C * element_size(p.dtype) >= rates.shared_pixel;
+    const bool lost = double(p.C * voxel_count(p)) * element_size(p.dtype) > rates.kept;
+    const int least = plan.V > 1                                                  ? 2
+                      : wide && lost && p.C >= rates.wide_channels && !p.grad_out ? 3
+                      : many && cubic && !p.grad_input                            ? 1
+                                                                                  : 0;
     // Threads that share a point add nothing up before it goes to memory, which is lost time where
     // points are many beside pixels. Channels last, they share sectors instead.
     const int64_t voxels = voxel_count(p);
@@ -400,7 +425,7 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     const double points_a_pixel = double(p.P) / double(voxels);
     const bool crowded = points_a_pixel > (last ? r.crowded_last : r.crowded);
     const bool adds = p.grad_input && p.interpolation != Interpolation::kCubic;
-    const int64_t enough = kGridSampleRates.filled / (adds && crowded ? 4 : 1);
+    const int64_t enough = rates.filled / (adds && crowded ? 4 : 1);
     while (log2 < most && 1 << log2 < vectors && (log2 < least || p.B * p.P << log2 < enough))
         ++log2;
     return log2;

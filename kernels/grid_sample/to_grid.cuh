@@ -42,7 +42,8 @@ constexpr int kToGridBlocks = kNarrowBlocks<T, D, C> - (D == 2 && C == 1 ? 2 : 0
 /// time. Of planes one: an L1 cache then holds more of what neighbours read again (0.94 of the time
 /// of four, the mean of 120 drawn cases; forward it is 1.04).
 template <typename T, int D, int C, Narrow kLayout, bool kShared, bool kTurns>
-__global__ void __launch_bounds__(kThreads, (kToGridBlocks<T, D, C>))
+__global__ void __launch_bounds__((kLargest<T, kLayout>),
+                                  (blocks_of<T, kLayout>(kToGridBlocks<T, D, C>)))
     grid_backward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     constexpr int K = 1 << D;
@@ -104,8 +105,8 @@ const char* launch_grid_backward_of(GridSampleJob& job, cudaStream_t stream) {
     constexpr bool kWords = kLayout == Narrow::kWords;
     return launch_in_turn(grid_backward<T, D, C, kLayout, kShared, true>,
                           grid_backward<T, D, C, kLayout, kShared, kShared>, job,
-                          32 >> job.lanes_log2, stream, kWords ? kToGridBlocks<T, D, C> : kIdle,
-                          kWords);
+                          32 >> job.lanes_log2, stream,
+                          kWords ? claimed(kToGridBlocks<T, D, C>) : kPlanes);
 }
 
 template <typename T, int D>
