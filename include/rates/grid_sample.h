@@ -13,8 +13,8 @@ struct GridSampleRates {
     // Pixels to a point, from where points have no neighbours: nearest ones of images, and others;
     // and bytes of a field of which channels are then read one by one, or added to.
     double lonely_nearest = 3.5, lonely = 5, plane_field = 2e7, plane_sums = 5e7;
-    double lone = 1.5;      // points to a pixel, up to which blocks of planes are large (an H100's)
-    int64_t few = 1 << 15;  // points, below which a warp to 32 of them leaves a GPU idle
+    double large_blocks = 1.5;  // points to a pixel, up to which planes have these (an H100's)
+    int64_t few = 1 << 15;      // points, below which a warp to 32 of them leaves a GPU idle
     // Of planes that are added to: points, below which 16 threads share one, or 32.
     int64_t fewer = 6000, fewest = 512;
     int64_t filled = 132 << 10;  // threads that fill it

@@ -405,8 +405,8 @@ constexpr int kNarrowBlocks = ((D == 2 ? 14 : 12) - (C == 8   ? D + 4
                                                               : 0)) /
                               (sizeof(T) == 8 ? 2 : 1);
 
-/// The largest block of a kernel, see `block_of`, and how many of these fit where so many blocks of
-/// kThreads do.
+/// The largest block of a kernel, see `threads_of`, and how many of these fit where so many blocks
+/// of kThreads do.
 template <typename T, Narrow kLayout>
 constexpr int kLargest = kLayout == Narrow::kPlanar && sizeof(T) < 8 ? kMostThreads : kThreads;
 template <typename T, Narrow kLayout>

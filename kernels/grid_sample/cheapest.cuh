@@ -146,21 +146,23 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     return plans;
 }
 
-/// Of float64: what sums in shared memory save, unless that is too little for a look.
-bool saved_by_field(const GridSampleParams& p, const FieldSums& field, Plans& plans) {
+/// True if sums of float64 in shared memory save enough for a look; then `plans` tell of both ways.
+bool saves_in_field(const GridSampleParams& p, const FieldSums& field, Plans& plans) {
     constexpr auto r = kGridSampleDoubleRates;
+    constexpr double kSector = 4;  // elements
     const double adds = double(taps_of(p)) * double(p.C) * 1e-6, voxels = double(voxel_count(p));
-    const double sector = double(p.P << p.D) / voxels * 4e-6;  // millions of additions to each
+    const double sector = double(p.P << p.D) / voxels * kSector * 1e-6;  // additions to each
     const double flushed = double(field.blocks) * double(p.B * p.C) * voxels * 1e-6;
     const double near = adds * r.near, far = adds * r.far + sector * r.waiting;
     const double sums = r.launch + adds * r.sum + flushed * r.flush;
-    plans.as_it_is = {near, near + far}, plans.turning = {sums, sums};
+    if (near + far - sums <= r.worth) return false;
     // At least half of the sectors that 32 points anywhere would lie in: those in order wait less.
     const double pixel = double(std::abs(p.input_stride[p.size[2] > 1 ? 4 : 1]));
-    const double sectors = std::max(1., voxels * std::min(1., pixel / 4));
+    const double sectors = std::max(1., voxels * std::min(1., pixel / kSector));
     const double anywhere = sectors * (1 - std::pow(1 - 1 / sectors, 32));
     plans.saved = {-float(std::max(sums - near, far * (anywhere - 1) / 62)), float(far), 0};
-    return near + far - sums > r.worth;
+    plans.as_it_is = {near, near + far}, plans.turning = {sums, sums};
+    return true;
 }
 
 /// True if a look may choose sums in shared memory.
@@ -171,7 +173,7 @@ bool in_field(const GridSampleParams& p, Plans& plans) {
                          double(taps_of(p)) * double(p.C) >= r.field_least;
     if (!exact && !crowded) return false;
     const FieldSums field = field_sums(p);
-    if (field.channels == 0 || (exact && !saved_by_field(p, field, plans))) return false;
+    if (field.channels == 0 || (exact && !saves_in_field(p, field, plans))) return false;
     if (!exact) plans.saved = beyond(r.field_few);
     plans.turned.field = field, plans.turned.pad = p.C;
     plans.turned.sums = plans.turned.order = element_size(p.dtype) == 2;

@@ -51,7 +51,7 @@ struct GridSampleJob {
     int read_as;      // what packed ones are, as the function of this name has it, or 0
     int count;
     int lanes_log2;  // of the threads that share a point
-    int block;       // threads, see `block_of`
+    int threads;     // to a block, see `threads_of`
     int64_t first, image;
     const int* choice;  // in device memory: the launch works where its bits of `asked` are
     int asked, chosen;  // `chosen`; null: always
@@ -241,7 +241,7 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
                                   : begin(p.out, p.C * p.P, job.first, size);
             job.slopes = begin(p.grad_grid, p.P * p.D, job.first * p.D, grid_size);
             const int64_t warps = ceil_div(job.count, each);
-            const int block = warps < job.block / 32 ? int(warps) : job.block / 32;
+            const int block = warps < job.threads / 32 ? int(warps) : job.threads / 32;
             const int64_t blocks = ceil_div(warps, block);
             job.blocks = unsigned(blocks), job.images = unsigned(images);
             job.parts = unsigned(shares);

@@ -267,7 +267,7 @@ template <typename T, int V>
 const char* launch_forward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kCubic) {
         using S = Stored<T>;
-        constexpr InTurn kWay = V == 1 ? InTurn{1 << 20} : claimed(V == 4 ? 8 : 6);
+        constexpr InTurn kAll{1 << 20}, kWay = V == 1 ? kAll : claimed(V == 4 ? 8 : 6);
         return launch_in_turn(cubic_forward<S, V, 2, (V > 1)>, cubic_forward<S, V, 2, false>, job,
                               32 >> job.lanes_log2, stream, kWay, job.planes ? job.shares : 1);
     }

@@ -65,7 +65,7 @@ void set_points(GridSampleJob& job, const Plan& plan) {
         job.exact_axes[d] = axis_of<double>(p, d);
     }
     job.lanes_log2 = lanes_log2(p, plan);
-    job.block = job.general ? kThreads : block_of(p, plan);
+    job.threads = job.general ? kThreads : threads_of(p, plan);
     job.narrow = narrow_of(p);
     job.alone = !job.general && grid_alone(p, plan);
     job.reads = reads_input(p);

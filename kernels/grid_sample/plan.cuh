@@ -375,16 +375,15 @@ Slabs slabs_of(const GridSampleParams& p, const Plan& plan) {
     return slabs;
 }
 
-/// Threads to a block. Of planes, where no points are of the same pixels, an L1 cache serves those
-/// of a large one better, whose neighbours are in the same SM; else small ones begin and end
-/// sooner.
-int block_of(const GridSampleParams& p, const Plan& plan) {
+/// Threads to a block. Where hardly any points of planes are of the same pixels, an L1 cache serves
+/// a large block better, since neighbours are in the same SM; else small ones begin and end sooner.
+int threads_of(const GridSampleParams& p, const Plan& plan) {
     const bool reads = !p.grad_out || (p.D == 3 && grid_alone(p, plan));
     const bool planes =
         reads && plan.V == 1 && !plan.across && p.C > 1 && narrow_of(p) == Narrow::kPlanar;
     return planes && p.interpolation == Interpolation::kLinear && p.dtype != DType::kDouble &&
                    p.B * p.P >= kGridSampleRates.filled &&
-                   double(p.P) <= kGridSampleRates.lone * double(voxel_count(p))
+                   double(p.P) <= kGridSampleRates.large_blocks * double(voxel_count(p))
                ? kMostThreads
                : kThreads;
 }
