@@ -52,19 +52,26 @@ OCTET_KERNEL const char* convolve2d_small_gradient_cuda(const Convolve2dParams* 
 constexpr int kTileRows = 32, kTileColumns = 64;  // of output, to a CUDA block at a time
 constexpr int kChunk = 16;                        // taps along an axis that are held at a time
 
-constexpr int kStripTaps = 16;   // columns of taps that strips.rest.cu is compiled for
-constexpr int kBandsChunk = 32;  // the same of kernel_gradient_bands.rest.cu
+constexpr int kStripTaps = 16;      // columns of taps that strips.rest.cu is compiled for
+constexpr int kColumnTaps = 8;      // rows and columns of these of columns.rest.cu, at most
+constexpr int kColumnTapsWide = 2;  // columns of more than four rows, of float32
+constexpr int kColumnBlocks = 792;  // of kernel_gradient_columns.rest.cu
+constexpr int kBandsChunk = 32;     // the same of kernel_gradient_bands.rest.cu
 
 /// What is compiled behind (include/torch/rest.h): kernels of more taps on a GPU, each of which
 /// returns null or the error's text; and all but float32 on the CPU.
 struct Convolve2dRest {
     const char* (*strips)(const Convolve2dParams* p, void* stream);
     const char* (*bands)(const Convolve2dParams* p, void* stream);
+    const char* (*columns)(const Convolve2dParams* p, void* stream);
     const char* (*parts)(const Convolve2dParams* p, void* stream);
+    const char* (*columns_parts)(const Convolve2dParams* p, void* stream);
     decltype(&convolve2d_cpu) on_cpu, fold_on_cpu, parts_on_cpu;
 };
 OCTET_KERNEL const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL const char* convolve2d_columns_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL const char* convolve2d_columns_parts_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL void convolve2d_others_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
 OCTET_KERNEL void convolve2d_fold_others_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
@@ -105,6 +112,19 @@ inline bool convolve2d_by_strips(const Convolve2dParams& p) {
     const bool beside_bands = !large || taps <= r.strip_most_16bit || p.kw <= r.narrow;
     return beside_bands && (tall || (taps >= r.strip_taps && p.OW > r.strip_width_16bit));
 }
+/// Whether kernels of columns.cuh can do these images, whose rows they count as int.
+inline bool convolve2d_in_columns(const Convolve2dParams& p) {
+    return p.dtype != DType::kDouble && p.H < 1 << 30 && p.OH < 1 << 30;
+}
+/// Whether columns.rest.cu is quicker than tiles: where traffic decides.
+inline bool convolve2d_by_columns(const Convolve2dParams& p) {
+    if (!convolve2d_in_columns(p) || p.kh > kColumnTaps || p.kw > kColumnTaps) return false;
+    if (p.kh == 3 && p.kw == 3) return false;  // forward.cu has those
+    if (p.dtype == DType::kFloat) return p.kw <= kColumnTapsWide || (p.kh <= 4 && p.kw <= 6);
+    const bool few = double(p.N) * double(p.OH) * double(p.OW) < kConvolve2dRates.columns_few;
+    if (p.kh == p.kw && (p.kw == 5 || p.kw == 7)) return p.kw == 5 && few;  // compiled for tiles
+    return p.kh <= 4 || p.kw <= 5 || few;
+}
 /// Whether tensor cores are quicker than multiply-adds of forward.cu.
 inline bool convolve2d_by_bands(const Convolve2dParams& p) {
     constexpr auto r = kConvolve2dRates;
@@ -123,12 +143,58 @@ inline bool convolve2d_parts_by_bands(const Convolve2dParams& p) {
     return 3 * p.kh * p.kw >= down * across * kBandsChunk * kBandsChunk;
 }
 
-/// Into how many parts the CUDA kernels cut a group's tiles for the gradient to the kernel: about
-/// 1024 blocks in all. A constant and not the GPU's size, so that the result does not depend on it.
+/// How kernel_gradient_columns.rest.cu cuts the taps: rows and columns of a chunk.
+struct Convolve2dChunk {
+    int64_t rows, columns, chunks;
+};
+inline Convolve2dChunk convolve2d_column_chunk(const Convolve2dParams& p) {
+    const int64_t across = ceil_div(p.kw, kColumnTaps), down = ceil_div(p.kh, kColumnTaps);
+    const int64_t columns = ceil_div(p.kw, across), rows = ceil_div(p.kh, down);
+    const bool six = rows <= 6 && (columns == 5 || columns == 6);
+    return {rows <= 4 ? 4 : six ? 6 : kColumnTaps, columns, across * down};
+}
+/// Rows of outputs that a warp of it walks down at a time: fewer where warps would be few.
+inline int convolve2d_column_height(const Convolve2dParams& p) {
+    const Convolve2dChunk chunk = convolve2d_column_chunk(p);
+    const double across = double(p.N / p.G) * double(ceil_div(p.OW, 33 - chunk.columns));
+    const double most = double(p.G) * double(chunk.chunks) * across;
+    int height = 128;
+    while (height > 8 && most * double(ceil_div(p.OH, height)) < 4 * kColumnBlocks) height /= 2;
+    return height;
+}
+/// Whether it is quicker than others.
+inline bool convolve2d_parts_by_columns(const Convolve2dParams& p) {
+    constexpr auto r = kConvolve2dRates;
+    if (!convolve2d_in_columns(p)) return false;
+    const bool wide = p.dtype == DType::kFloat;
+    const Convolve2dChunk chunk = convolve2d_column_chunk(p);
+    const int64_t products = chunk.rows * chunk.columns * chunk.chunks;
+    const bool words = (p.in_stride[1] | p.grad_out_stride[1]) % 4 == 0;
+    const bool large = double(p.N) * double(p.OH) * double(p.OW) >= r.columns_large;
+    if (p.kh == p.kw && (p.kw == 3 || p.kw == 5)) return !wide && !words;
+    if (convolve2d_parts_by_bands(p))
+        return products <= (words || !large ? r.columns_beside_bands : r.columns_off_words);
+    if (p.kh < 3) return wide ? p.kw <= 4 : products <= r.columns_beside_bands;
+    return products <= (wide ? r.columns_32bit : r.columns_16bit);
+}
+
+/// Into how many parts the CUDA kernels cut a group's tiles, or columns, for the gradient to the
+/// kernel: about 1024 blocks in all. A constant and not the GPU's size, so that the result does not
+/// depend on it.
 inline int64_t convolve2d_splits(const Convolve2dParams& p) {
-    const int64_t tiles = p.N / p.G * ceil_div(p.OH, kTileRows) * ceil_div(p.OW, kTileColumns);
-    const int64_t chunk = convolve2d_parts_by_bands(p) ? kBandsChunk : kChunk;
-    const int64_t most = 1024 / (p.G * ceil_div(p.kh, chunk) * ceil_div(p.kw, chunk));
+    int64_t tiles, most;
+    if (convolve2d_parts_by_columns(p)) {
+        const Convolve2dChunk chunk = convolve2d_column_chunk(p);
+        constexpr int64_t kWarpsOfBlock = 4;
+        tiles = ceil_div(p.N / p.G * ceil_div(p.OW, 33 - chunk.columns) *
+                             ceil_div(p.OH, convolve2d_column_height(p)),
+                         kWarpsOfBlock);
+        most = kColumnBlocks / (p.G * chunk.chunks);
+    } else {
+        const int64_t chunk = convolve2d_parts_by_bands(p) ? kBandsChunk : kChunk;
+        tiles = p.N / p.G * ceil_div(p.OH, kTileRows) * ceil_div(p.OW, kTileColumns);
+        most = 1024 / (p.G * ceil_div(p.kh, chunk) * ceil_div(p.kw, chunk));
+    }
     const int64_t splits = tiles < most ? tiles : most;
     return splits > 1 ? splits : 1;
 }

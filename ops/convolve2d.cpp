@@ -116,20 +116,29 @@ void tell(const char* what, bool bands) {
                       : "few taps, float64, or no tensor cores");
 }
 
+constexpr const char* kFewTaps =
+    "few taps: traffic decides, and a warp that walks down columns has most of it under way";
+
 /// The sum, to `out`.
 void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
     const bool small = on_cuda && !out.is_cpu() && convolve2d_is_small(p);
-    const bool strips = on_cuda && !out.is_cpu() && !small && convolve2d_by_strips(p);
-    const bool bands = !small && !strips && on_tensor_cores(convolve2d_by_bands(p), out);
+    const bool others = on_cuda && !out.is_cpu() && !small;
+    const bool columns = others && convolve2d_by_columns(p);
+    const bool strips = others && !columns && convolve2d_by_strips(p);
+    const bool bands =
+        others && !columns && !strips && on_tensor_cores(convolve2d_by_bands(p), out);
     if (small)
         tell_choice(kName, "kernel", "threads of each output", "few pixels");
+    else if (columns)
+        tell_choice(kName, "kernel", "columns", kFewTaps);
     else if (strips)
         tell_choice(kName, "kernel", "multiply-adds in strips",
                     "up to 16 columns of taps, and pixels enough to fill strips");
     else if (!out.is_cpu())
         tell("kernel", bands);
     if (small) on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_small_cuda);
+    if (columns) on_cuda = rest_of<Convolve2dRest>(kName)->columns;
     if (strips) on_cuda = rest_of<Convolve2dRest>(kName)->strips;
     if (bands) on_cuda = rest_of<Convolve2dRest>(kName)->bands;
     launch(kName, out, p, p.N * p.OH, rows_grain(p),
@@ -202,8 +211,14 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     const Tensor partial = new_bytes(image, numbers * (p.dtype == DType::kDouble ? 8 : 4));
     p.partial = partial.data_ptr();
     auto* parts = OCTET_CUDA_LAUNCHER(convolve2d_parts_cuda);
-    const bool bands = on_tensor_cores(convolve2d_parts_by_bands(p), image);
-    if (!image.is_cpu()) tell("kernel, gradient to kernel", bands);
+    const char* const what = "kernel, gradient to kernel";
+    const bool columns = parts && !image.is_cpu() && convolve2d_parts_by_columns(p);
+    const bool bands = !columns && on_tensor_cores(convolve2d_parts_by_bands(p), image);
+    if (columns)
+        tell_choice(kName, what, "columns", kFewTaps);
+    else if (!image.is_cpu())
+        tell(what, bands);
+    if (columns) parts = rest_of<Convolve2dRest>(kName)->columns_parts;
     if (bands) parts = rest_of<Convolve2dRest>(kName)->parts;
     launch(kName, image, p, s.G * p.splits, 1,
            cpu_of(kName, p.dtype, image, convolve2d_parts_cpu, &Convolve2dRest::parts_on_cpu),

@@ -44,18 +44,23 @@ def main():
         x = torch.rand(1001, device="cuda").to(dtype)
         for part in (x, x[1:], x[::2]):
             loader.square_bw(loader.square(part), loader.add2(part, part))
-    for dtype in DTYPES:
-        for size in ((3, 3), (5, 5), (7, 7), (9, 9), (4, 2), (19, 17)):
-            image = torch.rand(2, 45, 140, device="cuda").to(dtype)
-            kernel = torch.rand(size, device="cuda")
-            for boundary in ("zero", "reflect", "nearest"):
-                out = loader.convolve2d(image, kernel, "full", boundary)
-                loader.convolve2d_bw(out, image, kernel, "full", boundary, (True, True))
+    convolutions()
     tables()
     hash_grids()
     grids()
     torch.cuda.synchronize()
     print("done")
+
+
+def convolutions():
+    """convolve2d: sizes of a kernel and dtypes; few pixels and many, rows on and off words."""
+    sizes = (3, 3), (5, 5), (7, 7), (9, 9), (4, 2), (4, 6), (8, 2), (6, 5), (2, 9), (19, 17)
+    for dtype, size, rows in product(DTYPES, sizes, ((45, 140), (150, 141))):
+        image = torch.rand(2, *rows, device="cuda").to(dtype)
+        kernel = torch.rand(size, device="cuda")
+        for boundary in ("zero", "reflect", "nearest"):
+            out = loader.convolve2d(image, kernel, "full", boundary)
+            loader.convolve2d_bw(out, image, kernel, "full", boundary, (True, True))
 
 
 def tables():

@@ -264,6 +264,22 @@ def test_strips_of_any_kernel(kernel, dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+# One row and column and the most; chunks of taps that are full, that are not, and that overlap.
+@pytest.mark.parametrize(
+    "kernel", [(1, 1), (3, 3), (4, 6), (8, 2), (6, 5), (9, 3), (2, 9)], ids=str
+)
+def test_columns_of_few_taps(kernel, dtype):
+    """One warp and many, rows of outputs fewer than those of taps and far more, gaps in rows."""
+    for shape in ((3, 129, 130), (2, 900), (1500, 59)):
+        for boundary in BOUNDARIES:
+            check(*sample(shape, kernel, "cuda", dtype), "same", boundary)
+    image, taps = sample((2, 300, 300), kernel, "cuda", dtype)
+    check(image[:, :, ::2], taps, "full")
+    check(image[:, 1:, 3:].transpose(1, 2), taps, "valid")
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("boundary", ["reflect", "nearest"])
 @pytest.mark.parametrize(
     ("shape", "kernel"),  # more taps than are held at a time; many pixels, and few of many taps
@@ -281,9 +297,11 @@ def test_pixels_that_are_repeated_get_the_same_gradient_as_on_the_cpu(shape, ker
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+# A GPU has other kernels for few pixels.
+@pytest.mark.parametrize("rows", [50, 500])
 @pytest.mark.parametrize("kernel", [(3, 3), (2, 5), (17, 3), (15, 11)], ids=str)
-def test_a_nan_spreads_as_far_as_the_kernel_reaches(kernel, bad, device):
-    image, taps = sample((50, 100), kernel, device)
+def test_a_nan_spreads_as_far_as_the_kernel_reaches(kernel, rows, bad, device):
+    image, taps = sample((rows, 100), kernel, device)
     image[20, 70] = image[0, 99] = bad
     pixels, ones = (~image.isfinite()).float(), torch.ones_like(taps)
     reached = convolve2d(pixels, ones) > 0
@@ -293,18 +311,25 @@ def test_a_nan_spreads_as_far_as_the_kernel_reaches(kernel, bad, device):
     grad_out[:20, :90] = 1
     to_image, _ = convolve2d_bw(image, grad_out, taps, output_mask=(True, True))
     assert torch.equal(~to_image.isfinite(), convolve2d(pixels, ones.flip(0, 1), "full")[
-        kernel[0] - 1 - kernel[0] // 2 :, kernel[1] - 1 - kernel[1] // 2 :][:50, :100] > 0)  # fmt: skip
+        kernel[0] - 1 - kernel[0] // 2 :, kernel[1] - 1 - kernel[1] // 2 :][:rows, :100] > 0)  # fmt: skip
 
 
-def test_a_nan_outside_of_a_ragged_tile_stays_out_of_the_kernels_gradient(device):
-    """Tile positions beyond the output's end are left out, not multiplied by 0."""
-    image, kernel = sample((33, 66), (5, 5), device)
-    image[32, 65] = float("nan")
-    grad_out = torch.ones(29, 62, device=device)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("shape", [(33, 66), (333, 166)], ids=str)
+@pytest.mark.parametrize("kernel", [(5, 5), (4, 4), (7, 6)], ids=str)
+def test_a_nan_outside_of_a_ragged_tile_stays_out_of_the_kernels_gradient(
+    kernel, shape, bad, device
+):
+    """Positions beyond the output's end are left out, not multiplied by 0."""
+    image, kernel = sample(shape, kernel, device)
+    image[-1, -1] = bad
+    grad_out = torch.ones(
+        [n - k + 1 for n, k in zip(shape, kernel.shape, strict=True)], device=device
+    )
     grad = convolve2d_bw(grad_out, image, kernel, "valid", output_mask=(False, True))
-    spoilt = torch.zeros(5, 5, dtype=torch.bool)
+    spoilt = torch.zeros(kernel.shape, dtype=torch.bool)
     spoilt[0, 0] = True  # the one tap that meets the last pixel
-    assert torch.equal(grad.isnan().cpu(), spoilt)
+    assert torch.equal(~grad.isfinite().cpu(), spoilt)
 
 
 @pytest.mark.parametrize("mask", [(True, False), (False, True), (True, True)])

@@ -9,17 +9,19 @@
 // A block computes tiles of 32 x 64 outputs from an input tile in shared memory, in the
 // accumulating type and extended beyond the image's borders, so that element types, strides and
 // borders concern only the loop that fills it. A thread has 4 x 4 outputs: a value read from shared
-// memory serves rows of up to 4 outputs, and one 16-byte read brings four values. For kernels of 3,
-// 5, 7 or 9 taps square (3 or 5 for the gradient to the kernel) the compiler knows the size,
+// memory serves rows of up to 4 outputs, and one 16-byte read brings four values. For kernels of 5,
+// 7 or 9 taps square (3 or 5 for the gradient to the kernel) the compiler knows the size,
 // unrolls all loops and keeps taps and sums in registers; tiles then start on words of four
 // elements of the input. For any other kernel 16 x 16 taps at a time pass through shared
-// memory. Kernels of more taps, but for float64, go to strips.rest.cu or bands.rest.cu instead:
-// convolve2d_by_strips(), convolve2d_by_bands().
+// memory. 3 x 3 taps, and others that are few, take no tile but columns (columns.cuh,
+// columns.rest.cu: convolve2d_by_columns()), those of many go to strips.rest.cu or bands.rest.cu
+// (convolve2d_by_strips(), convolve2d_by_bands()); float64 goes by tiles always.
 //
 // No atomics. The gradient to the kernel is summed over a fixed partition of the tiles (`partial`)
 // and then over the parts, so each run gives the same bits. What lies in a tile but belongs to no
 // output is left out and not multiplied by 0: a NaN spreads only as far as the kernel reaches.
 #include "any_tile.cuh"
+#include "columns.cuh"
 
 /// Forward, and the gradient to the image, for K x K taps and 16- and 32-bit elements.
 template <int K>
@@ -75,13 +77,14 @@ constexpr int kFoldTaps = 4096;  // that are held at a time
 struct FoldPlan {
     int64_t each;     // pixels of an image
     unsigned blocks;  // of an image
-    int lanes;        // threads of a pixel, a power of two: they share its copies' rows of taps
+    int lanes;        // threads of a pixel, a power of two: they share rows of taps, warps copies
 
     explicit FoldPlan(const Convolve2dParams& p) : each(border_pixels(p)), lanes(1) {
         constexpr int64_t kBusy = 1 << 17, kLong = 16;  // threads that fill a GPU; rows of one
         const int64_t before = p.before[0] < p.after[0] ? p.after[0] : p.before[0];
         const int64_t rows = p.kh * (p.boundary == Boundary::kReflect ? 2 : 1 + before);
-        while (lanes < 32 && lanes < rows && (p.N * each * lanes < kBusy || rows > kLong * lanes))
+        const int most = p.boundary == Boundary::kReflect ? 32 : kThreads;  // few copies of each
+        while (lanes < most && lanes < rows && (p.N * each * lanes < kBusy || rows > kLong * lanes))
             lanes *= 2;
         blocks = unsigned(ceil_div(each, kThreads / lanes));
     }
@@ -99,6 +102,7 @@ __global__ void __launch_bounds__(kThreads)
     int64_t at[2];
     border_pixel(p, own < plan.each ? own : plan.each - 1, at);
     const Copies ys(p, 0, at[0]), xs(p, 1, at[1]);
+    const int copies = plan.lanes > 32 ? plan.lanes / 32 : 1, rows_at_once = plan.lanes / copies;
     const int across = p.kw < kFoldTaps ? int(p.kw) : kFoldTaps, down = kFoldTaps / across;
     A sum = 0;
     for (int64_t i0 = 0; i0 < p.kh; i0 += down) {
@@ -112,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
             by_storage<A>(p.dtype, [&](auto element) {
                 using T = decltype(element);
                 const T* in = static_cast<const T*>(p.in) + n * p.in_stride[0];
-                for (int64_t k = ys.begin; k < ys.end; ++k) {
+                for (int64_t k = ys.begin + lane / 32; k < ys.end; k += copies) {
                     if (!ys.has(ys.at(k))) continue;
                     const int64_t y = ys.at(k) + p.shift[0] - (p.kh - 1) + i0;
                     const Overlap rows(y, ni, p.H);
@@ -121,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
                         const int64_t x = xs.at(l) + p.shift[1] - (p.kw - 1) + j0;
                         const Overlap columns(x, nj, p.W);
                         const int width = int(columns.end - columns.begin);
-                        for (int i = int(rows.begin) + lane; i < rows.end; i += plan.lanes) {
+                        for (int i = int(rows.begin) + lane % 32; i < rows.end; i += rows_at_once) {
                             const A* tap = taps + i * nj + columns.begin;
                             const T* from = in + (y + i) * p.in_stride[1] +
                                             (x + columns.begin) * p.in_stride[2];
@@ -134,7 +138,13 @@ __global__ void __launch_bounds__(kThreads)
             });
         }
     }
-    for (int mask = plan.lanes / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    for (int mask = rows_at_once / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    if (copies > 1) {
+        __syncthreads();  // taps have been used
+        if (lane % 32 == 0) taps[threadIdx.x / 32] = sum;
+        __syncthreads();
+        for (int w = 1; w < copies && lane == 0; ++w) sum += taps[threadIdx.x / 32 + w];
+    }
     if (lane != 0 || own >= plan.each) return;
     by_storage<A>(p.dtype, [&](auto element) {
         using T = decltype(element);
@@ -150,13 +160,18 @@ bool convolve2d_tensor_cores(int32_t device) {
 }
 
 const char* convolve2d_cuda(const Convolve2dParams* p, void* stream) {
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (p->kh == 3 && p->kw == 3 && convolve2d_in_columns(*p))
+        return p->dtype == DType::kFloat ? launch_columns<float, 4, 3>(*p, on)
+                                         : launch_columns<Short, 4, 3>(*p, on);
     return by_tiles<9>(*p, p->N, 1, [&](auto size, unsigned across, unsigned down, unsigned tiles) {
-        const auto on = static_cast<cudaStream_t>(stream);
         using Size = decltype(size);
-        if constexpr (std::is_empty_v<Size>)
-            fixed_kernel<Size::kTaps><<<tiles, kThreads, 0, on>>>(*p, across, down);
-        else
+        if constexpr (!std::is_empty_v<Size>)
             any_kernel<Size><<<tiles, kThreads, 0, on>>>(*p, across, down);
+        else if constexpr (Size::kTaps == 3)
+            any_kernel<float><<<tiles, kThreads, 0, on>>>(*p, across, down);
+        else
+            fixed_kernel<Size::kTaps><<<tiles, kThreads, 0, on>>>(*p, across, down);
     });
 }
 
