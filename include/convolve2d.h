@@ -172,8 +172,10 @@ inline bool convolve2d_parts_by_columns(const Convolve2dParams& p) {
     const bool words = (p.in_stride[1] | p.grad_out_stride[1]) % 4 == 0;
     const bool large = double(p.N) * double(p.OH) * double(p.OW) >= r.columns_large;
     if (p.kh == p.kw && (p.kw == 3 || p.kw == 5)) return !wide && !words;
-    if (convolve2d_parts_by_bands(p))
-        return products <= (words || !large ? r.columns_beside_bands : r.columns_off_words);
+    if (convolve2d_parts_by_bands(p)) {
+        const bool off_words = p.in_stride[1] % 4 != 0 && p.grad_out_stride[1] % 4 != 0;
+        return products <= (large && off_words ? r.columns_off_words : r.columns_beside_bands);
+    }
     if (p.kh < 3) return wide ? p.kw <= 4 : products <= r.columns_beside_bands;
     return products <= (wide ? r.columns_32bit : r.columns_16bit);
 }
