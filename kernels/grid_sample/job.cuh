@@ -51,7 +51,6 @@ struct GridSampleJob {
     int read_as;      // what packed ones are, as the function of this name has it, or 0
     int count;
     int lanes_log2;  // of the threads that share a point
-    int threads;     // to a block, see `threads_of`
     int64_t first, image;
     const int* choice;  // in device memory: the launch works where its bits of `asked` are
     int asked, chosen;  // `chosen`; null: always
@@ -83,6 +82,7 @@ struct GridSampleJob {
     const void* lone;  // of 16-bit sums: the last element, if no other is in its word of 4 bytes
     // For who launches.
     int processors;     // of the GPU
+    int threads;        // to a block, see `threads_of`
     unsigned* counter;  // what may be `claims` of one launch
     int shares;         // of the channels, in such a kernel
     int field;          // channels whose sums shared memory holds at a time; 0: none
