@@ -55,7 +55,8 @@ constexpr int kChunk = 16;                        // taps along an axis that are
 constexpr int kStripTaps = 16;      // columns of taps that strips.rest.cu is compiled for
 constexpr int kColumnTaps = 8;      // rows and columns of these of columns.rest.cu, at most
 constexpr int kColumnTapsWide = 2;  // columns of more than four rows, of float32
-constexpr int kColumnBlocks = 792;  // of kernel_gradient_columns.rest.cu
+constexpr int kColumnBlocks = 792;  // of kernel_gradient_columns.rest.cu,
+constexpr int kColumnWarps = 4;     // and the warps of one
 constexpr int kBandsChunk = 32;     // the same of kernel_gradient_bands.rest.cu
 
 /// What is compiled behind (include/torch/rest.h): kernels of more taps on a GPU, each of which
@@ -143,32 +144,34 @@ inline bool convolve2d_parts_by_bands(const Convolve2dParams& p) {
     return 3 * p.kh * p.kw >= down * across * kBandsChunk * kBandsChunk;
 }
 
-/// How kernel_gradient_columns.rest.cu cuts the taps: rows and columns of a chunk.
-struct Convolve2dChunk {
-    int64_t rows, columns, chunks;
+/// How kernel_gradient_columns.rest.cu cuts the taps into chunks of `rows` x `columns`, and the
+/// outputs into `across` x `down` parts of an image, `height` rows each, a warp to each of them.
+struct Convolve2dColumns {
+    int64_t rows, columns, chunks, across, down;
+    int height;
+
+    explicit Convolve2dColumns(const Convolve2dParams& p) : height(128) {
+        const int64_t chunks_across = ceil_div(p.kw, kColumnTaps);
+        const int64_t chunks_down = ceil_div(p.kh, kColumnTaps);
+        chunks = chunks_across * chunks_down;
+        rows = ceil_div(p.kh, chunks_down), columns = ceil_div(p.kw, chunks_across);
+        const bool six = rows <= 6 && (columns == 5 || columns == 6);
+        rows = rows <= 4 ? 4 : six ? 6 : kColumnTaps;
+        across = ceil_div(p.OW, 33 - columns);
+        // Fewer rows where warps would be few.
+        const double beside = double(p.N) * double(chunks * across);
+        while (height > 8 && beside * double(ceil_div(p.OH, height)) < kColumnBlocks * kColumnWarps)
+            height /= 2;
+        down = ceil_div(p.OH, height);
+    }
 };
-inline Convolve2dChunk convolve2d_column_chunk(const Convolve2dParams& p) {
-    const int64_t across = ceil_div(p.kw, kColumnTaps), down = ceil_div(p.kh, kColumnTaps);
-    const int64_t columns = ceil_div(p.kw, across), rows = ceil_div(p.kh, down);
-    const bool six = rows <= 6 && (columns == 5 || columns == 6);
-    return {rows <= 4 ? 4 : six ? 6 : kColumnTaps, columns, across * down};
-}
-/// Rows of outputs that a warp of it walks down at a time: fewer where warps would be few.
-inline int convolve2d_column_height(const Convolve2dParams& p) {
-    const Convolve2dChunk chunk = convolve2d_column_chunk(p);
-    const double across = double(p.N / p.G) * double(ceil_div(p.OW, 33 - chunk.columns));
-    const double most = double(p.G) * double(chunk.chunks) * across;
-    int height = 128;
-    while (height > 8 && most * double(ceil_div(p.OH, height)) < 4 * kColumnBlocks) height /= 2;
-    return height;
-}
 /// Whether it is quicker than others.
 inline bool convolve2d_parts_by_columns(const Convolve2dParams& p) {
     constexpr auto r = kConvolve2dRates;
     if (!convolve2d_in_columns(p)) return false;
     const bool wide = p.dtype == DType::kFloat;
-    const Convolve2dChunk chunk = convolve2d_column_chunk(p);
-    const int64_t products = chunk.rows * chunk.columns * chunk.chunks;
+    const Convolve2dColumns plan(p);
+    const int64_t products = plan.rows * plan.columns * plan.chunks;
     const bool words = (p.in_stride[1] | p.grad_out_stride[1]) % 4 == 0;
     const bool large = double(p.N) * double(p.OH) * double(p.OW) >= r.columns_large;
     if (p.kh == p.kw && (p.kw == 3 || p.kw == 5)) return !wide && !words;
@@ -186,12 +189,9 @@ inline bool convolve2d_parts_by_columns(const Convolve2dParams& p) {
 inline int64_t convolve2d_splits(const Convolve2dParams& p) {
     int64_t tiles, most;
     if (convolve2d_parts_by_columns(p)) {
-        const Convolve2dChunk chunk = convolve2d_column_chunk(p);
-        constexpr int64_t kWarpsOfBlock = 4;
-        tiles = ceil_div(p.N / p.G * ceil_div(p.OW, 33 - chunk.columns) *
-                             ceil_div(p.OH, convolve2d_column_height(p)),
-                         kWarpsOfBlock);
-        most = kColumnBlocks / (p.G * chunk.chunks);
+        const Convolve2dColumns plan(p);
+        tiles = ceil_div(p.N / p.G * plan.across * plan.down, kColumnWarps);
+        most = kColumnBlocks / (p.G * plan.chunks);
     } else {
         const int64_t chunk = convolve2d_parts_by_bands(p) ? kBandsChunk : kChunk;
         tiles = p.N / p.G * ceil_div(p.OH, kTileRows) * ceil_div(p.OW, kTileColumns);

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
     const int down = int(ys.end - ys.begin), across = int(xs.end - xs.begin);
     const int rows = kh + down - 1, columns = kw + across - 1;
     A *const taps = memory + kFoldTaps - kh * kw, *const part = memory;
-    A* const sums = part + rows * kw;
+    A* const sums = part + rows * kw;  // they may take the taps' place, once `part` is made
     for (int k = threadIdx.x; k < kh * kw; k += kThreads)
         taps[k] = tap_at<A>(p, group_of(p, n), k / kw, k % kw);
     __syncthreads();

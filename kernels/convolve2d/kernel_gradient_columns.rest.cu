@@ -111,30 +111,31 @@ __global__ void __launch_bounds__(kThreads, kRowTaps* kTaps > 36 ? 3 : 4)
 }
 
 template <typename T, int kRowTaps, int kTaps>
-static const char* launch_parts(const Convolve2dParams& p, cudaStream_t stream) {
-    const int height = convolve2d_column_height(p);
-    const int64_t across = ceil_div(p.OW, kColumns<kTaps>), down = ceil_div(p.OH, height);
+static const char* launch_parts(const Convolve2dParams& p, const Convolve2dColumns& plan,
+                                cudaStream_t stream) {
     const int64_t chunks = ceil_div(p.kh, kRowTaps) * ceil_div(p.kw, kTaps);
-    if (double(across) * double(down) * double(p.N / p.G) > kMostBlocks ||
+    if (double(plan.across) * double(plan.down) * double(p.N / p.G) > kMostBlocks ||
         p.G * p.splits * chunks > kMostBlocks)
-        return "more tiles than one CUDA grid can hold";
+        return "more columns than one CUDA grid can hold";
     columns_parts<T, kRowTaps, kTaps><<<unsigned(p.G * p.splits * chunks), kThreads, 0, stream>>>(
-        p, unsigned(across), unsigned(down), height);
+        p, unsigned(plan.across), unsigned(plan.down), plan.height);
     return launch_error();
 }
 template <typename T, int kTaps>
-static const char* with_taps(const Convolve2dParams& p, cudaStream_t stream) {
+static const char* with_taps(const Convolve2dParams& p, const Convolve2dColumns& plan,
+                             cudaStream_t stream) {
     if constexpr (kTaps > 1)
-        if (convolve2d_column_chunk(p).columns < kTaps) return with_taps<T, kTaps - 1>(p, stream);
-    const int64_t rows = convolve2d_column_chunk(p).rows;
-    if (rows == 4) return launch_parts<T, 4, kTaps>(p, stream);
+        if (plan.columns < kTaps) return with_taps<T, kTaps - 1>(p, plan, stream);
+    if (plan.rows == 4) return launch_parts<T, 4, kTaps>(p, plan, stream);
     if constexpr (kTaps == 5 || kTaps == 6)
-        if (rows == 6) return launch_parts<T, 6, kTaps>(p, stream);
-    return launch_parts<T, kColumnTaps, kTaps>(p, stream);
+        if (plan.rows == 6) return launch_parts<T, 6, kTaps>(p, plan, stream);
+    return launch_parts<T, kColumnTaps, kTaps>(p, plan, stream);
 }
 
 const char* convolve2d_columns_parts_cuda(const Convolve2dParams* p, void* stream) {
+    static_assert(kWarps == kColumnWarps);
+    const Convolve2dColumns plan(*p);
     const auto on = static_cast<cudaStream_t>(stream);
-    return p->dtype == DType::kFloat ? with_taps<float, kColumnTaps>(*p, on)
-                                     : with_taps<Short, kColumnTaps>(*p, on);
+    return p->dtype == DType::kFloat ? with_taps<float, kColumnTaps>(*p, plan, on)
+                                     : with_taps<Short, kColumnTaps>(*p, plan, on);
 }
