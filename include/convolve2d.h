@@ -53,13 +53,14 @@ constexpr int kTileRows = 32, kTileColumns = 64;  // of output, to a CUDA block 
 constexpr int kChunk = 16;                        // taps along an axis that are held at a time
 
 constexpr int kStripTaps = 16;      // columns of taps that strips.rest.cu is compiled for
-constexpr int kColumnTaps = 8;      // rows and columns of these of columns.rest.cu, at most
-constexpr int kColumnTapsWide = 2;  // columns of more than four rows, of float32
+constexpr int kColumnTaps = 8;      // rows and columns of them of columns.rest.cu, at most:
+constexpr int kFloatTaps = 6;       // of float32 columns of up to four rows,
+constexpr int kFloatTapsTall = 2;   // and of more
 constexpr int kColumnBlocks = 792;  // of kernel_gradient_columns.rest.cu,
 constexpr int kColumnWarps = 4;     // and the warps of one
 constexpr int kBandsChunk = 32;     // the same of kernel_gradient_bands.rest.cu
 
-/// What is compiled behind (include/torch/rest.h): kernels of more taps on a GPU, each of which
+/// What is compiled behind (include/torch/rest.h): most kernels of a GPU, each of which
 /// returns null or the error's text; and all but float32 on the CPU.
 struct Convolve2dRest {
     const char* (*strips)(const Convolve2dParams* p, void* stream);
@@ -121,7 +122,7 @@ inline bool convolve2d_in_columns(const Convolve2dParams& p) {
 inline bool convolve2d_by_columns(const Convolve2dParams& p) {
     if (!convolve2d_in_columns(p) || p.kh > kColumnTaps || p.kw > kColumnTaps) return false;
     if (p.kh == 3 && p.kw == 3) return false;  // forward.cu has those
-    if (p.dtype == DType::kFloat) return p.kw <= kColumnTapsWide || (p.kh <= 4 && p.kw <= 6);
+    if (p.dtype == DType::kFloat) return p.kw <= (p.kh <= 4 ? kFloatTaps : kFloatTapsTall);
     const bool few = double(p.N) * double(p.OH) * double(p.OW) < kConvolve2dRates.columns_few;
     if (p.kh == p.kw && (p.kw == 5 || p.kw == 7)) return p.kw == 5 && few;  // compiled for tiles
     return p.kh <= 4 || p.kw <= 5 || few;
@@ -179,6 +180,7 @@ inline bool convolve2d_parts_by_columns(const Convolve2dParams& p) {
         const bool off_words = p.in_stride[1] % 4 != 0 && p.grad_out_stride[1] % 4 != 0;
         return products <= (large && off_words ? r.columns_off_words : r.columns_beside_bands);
     }
+    // Chunks have four rows at least; tiles do one or two of float32 as soon.
     if (p.kh < 3) return wide ? p.kw <= 4 : products <= r.columns_beside_bands;
     return products <= (wide ? r.columns_32bit : r.columns_16bit);
 }

@@ -123,11 +123,10 @@ constexpr const char* kFewTaps =
 void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
     const bool small = on_cuda && !out.is_cpu() && convolve2d_is_small(p);
-    const bool others = on_cuda && !out.is_cpu() && !small;
-    const bool columns = others && convolve2d_by_columns(p);
-    const bool strips = others && !columns && convolve2d_by_strips(p);
-    const bool bands =
-        others && !columns && !strips && on_tensor_cores(convolve2d_by_bands(p), out);
+    const bool many = on_cuda && !out.is_cpu() && !small;
+    const bool columns = many && convolve2d_by_columns(p);
+    const bool strips = many && !columns && convolve2d_by_strips(p);
+    const bool bands = many && !columns && !strips && on_tensor_cores(convolve2d_by_bands(p), out);
     if (small)
         tell_choice(kName, "kernel", "threads of each output", "few pixels");
     else if (columns)

@@ -27,7 +27,7 @@ struct Convolve2dRates {
     // Columns without a tile: of 16 bits and many taps (5 x 5, or more than 4 x 5) below how many
     // outputs. Of the gradient to the kernel, up to how many products of a pixel, chunks of taps
     // filled up: beside bands, and of large images whose rows are off words, which take those
-    // longer; beside tiles. From 2,300 cases on an H100 with both ways.
+    // longer; beside tiles. From 2,000 cases on an H100 with both ways.
     double columns_few = 2e5, columns_large = 5e5;
     int64_t columns_beside_bands = 100, columns_off_words = 125;
     int64_t columns_16bit = 220, columns_32bit = 110;

@@ -120,7 +120,7 @@ inline const char* launch_columns(const Convolve2dParams& p, cudaStream_t stream
     int height = kHeight;
     while (height > 4 && double(p.N) * double(across * ceil_div(p.OH, height)) < kBusy) height /= 2;
     const int64_t down = ceil_div(p.OH, height), blocks = ceil_div(across * down, kWarps);
-    if (double(p.N) * double(blocks) * kWarps > kMostBlocks)
+    if (double(p.N) * double(blocks) > kMostBlocks || across * down > kMostBlocks)
         return "more columns than one CUDA grid can hold";
     columns_kernel<T, kRowTaps, kTaps><<<unsigned(p.N * blocks), kThreads, 0, stream>>>(
         p, unsigned(across), unsigned(down), unsigned(blocks), height);

@@ -28,6 +28,16 @@ struct FoldPlan {
     }
 };
 
+template <typename A>
+__device__ inline void store_pixel(const Convolve2dParams& p, int64_t n, const int64_t (&at)[2],
+                                   A sum) {
+    by_storage<A>(p.dtype, [&](auto element) {
+        using T = decltype(element);
+        T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + at[0] * p.out_stride[1];
+        out[at[1]] = stored<T>(sum, p.dtype);
+    });
+}
+
 /// `lanes` threads to each pixel of a gradient to the image that the extension repeats.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
@@ -77,11 +87,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     for (int mask = plan.lanes / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
     if (lane != 0 || own >= plan.each) return;
-    by_storage<A>(p.dtype, [&](auto element) {
-        using T = decltype(element);
-        T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + at[0] * p.out_stride[1];
-        out[at[1]] = stored<T>(sum, p.dtype);
-    });
+    store_pixel(p, n, at, sum);
 }
 
 /// What repeated pixels are where the nearest goes on: the first and the last of an axis, each with
@@ -171,23 +177,25 @@ __global__ void __launch_bounds__(kThreads)
     });
     for (int mask = plan.lanes / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
     if (lane != 0 || own >= pixels) return;
-    by_storage<A>(p.dtype, [&](auto element) {
-        using T = decltype(element);
-        T* out = static_cast<T*>(p.out) + n * p.out_stride[0] + at[0] * p.out_stride[1];
-        out[at[1]] = stored<T>(sum, p.dtype);
-    });
+    store_pixel(p, n, at, sum);
+}
+
+/// Whether its taps and sums of them fit what nearest_kernel holds.
+inline bool adds_taps_first(const Convolve2dParams& p) {
+    const int64_t rows = p.kh + p.before[0] + p.after[0], columns = p.kw + p.before[1] + p.after[1];
+    return p.boundary == Boundary::kNearest && rows <= kFoldTaps && columns <= kFoldTaps &&
+           rows * (columns + p.kw) <= kFoldTaps;
 }
 
 template <typename A>
 inline const char* fold(const Convolve2dParams& p, cudaStream_t stream) {
-    const int64_t rows = p.kh + p.before[0] + p.after[0], columns = p.kw + p.before[1] + p.after[1];
-    if (p.boundary == Boundary::kNearest && rows <= kFoldTaps && columns <= kFoldTaps &&
-        rows * (columns + p.kw) <= kFoldTaps) {
-        const NearestPlan plan(p, FoldPlan::lanes_of(p, rows));
-        if (double(p.N) * plan.blocks[8] > kMostBlocks)
-            return "more border pixels than one CUDA grid can hold";
-        nearest_kernel<A><<<unsigned(p.N * plan.blocks[8]), kThreads, 0, stream>>>(p, plan);
-        return launch_error();
+    if (adds_taps_first(p)) {
+        const NearestPlan plan(p, FoldPlan::lanes_of(p, p.kh + p.before[0] + p.after[0]));
+        if (double(p.N) * plan.blocks[8] <=
+            kMostBlocks) {  // of very many images FoldPlan has fewer
+            nearest_kernel<A><<<unsigned(p.N * plan.blocks[8]), kThreads, 0, stream>>>(p, plan);
+            return launch_error();
+        }
     }
     const FoldPlan plan(p);
     if (double(p.N) * plan.blocks > kMostBlocks)
