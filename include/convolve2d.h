@@ -59,6 +59,8 @@ constexpr int kFloatTapsTall = 2;   // and of more
 constexpr int kColumnBlocks = 792;  // of kernel_gradient_columns.rest.cu,
 constexpr int kColumnWarps = 4;     // and the warps of one
 constexpr int kBandsChunk = 32;     // the same of kernel_gradient_bands.rest.cu
+constexpr int kFewRows = 4, kFewColumns = 4;  // of taps that columns sum in 16 bits
+constexpr int kEightsBlocks = 1056;           // of kernel_gradient_eights.rest.cu
 
 /// What is compiled behind (include/torch/rest.h): most kernels of a GPU, each of which
 /// returns null or the error's text; and all but float32 on the CPU.
@@ -68,6 +70,8 @@ struct Convolve2dRest {
     const char* (*columns)(const Convolve2dParams* p, void* stream);
     const char* (*parts)(const Convolve2dParams* p, void* stream);
     const char* (*columns_parts)(const Convolve2dParams* p, void* stream);
+    const char* (*eights)(const Convolve2dParams* p, void* stream);
+    const char* (*eights_parts)(const Convolve2dParams* p, void* stream);
     decltype(&convolve2d_cpu) on_cpu, fold_on_cpu, parts_on_cpu;
 };
 OCTET_KERNEL const char* convolve2d_strips_cuda(const Convolve2dParams* p, void* stream);
@@ -75,32 +79,54 @@ OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* 
 OCTET_KERNEL const char* convolve2d_columns_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_columns_parts_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL const char* convolve2d_eights_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL const char* convolve2d_eights_parts_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL void convolve2d_others_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
 OCTET_KERNEL void convolve2d_fold_others_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
 OCTET_KERNEL void convolve2d_parts_others_cpu(const Convolve2dParams* p, int64_t begin,
                                               int64_t end);
 
-/// Whether a GPU does so few pixels soonest by threads of each output,
-inline bool convolve2d_is_small(const Convolve2dParams& p) {
-    constexpr auto r = kConvolve2dRates;
-    const double outputs = double(p.N) * p.OH * p.OW, products = outputs * double(p.kh * p.kw);
-    const bool wide = p.dtype == DType::kDouble;
-    const bool compiled =
-        p.dtype == DType::kFloat && p.kh == p.kw && p.kw % 2 == 1 && p.kw <= r.square;
-    const double few = wide       ? r.few_products_double
-                       : compiled ? r.few_products_square
-                                  : r.few_products;
-    return p.kernel_dtype == p.dtype &&
-           (products <= few ||
-            (outputs <= r.small_outputs * (wide ? 2 : 1) && products <= r.small_products));
+/// Whether image and kernel are of the same 16-bit type, which tensor cores multiply as it is.
+inline bool convolve2d_in_eights(const Convolve2dParams& p) {
+    return (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16) && p.kernel_dtype == p.dtype;
 }
-/// and so few sums by a block to each tap.
-inline bool convolve2d_is_small_gradient(const Convolve2dParams& p) {
-    constexpr auto r = kConvolve2dRates;
-    const double outputs = double(p.N) * p.OH * p.OW, taps = double(p.kh * p.kw);
-    return outputs > 0 && outputs / p.G <= r.small_sums && taps * outputs <= r.small_sum_products;
+/// Whether eights.rest.cu is quicker than all others: than columns where taps are not few.
+inline bool convolve2d_by_eights(const Convolve2dParams& p) {
+    if (!convolve2d_in_eights(p)) return false;
+    const int64_t taps = p.kh * p.kw;
+    if (p.kh > kColumnTaps || p.kw > kColumnTaps) return true;
+    const bool few = double(p.N) * double(p.OH) * double(p.OW) < kConvolve2dRates.eights_pixels;
+    if (few && taps < kConvolve2dRates.eights_taps) return false;
+    return p.kw > 6 || (p.kw > 4 && taps > 12) || (p.kw == 4 && p.kh > 4);
+}
+/// The same of the gradient to the kernel, where the kernel's type does not count.
+inline bool convolve2d_parts_by_eights(const Convolve2dParams& p) {
+    return (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16) &&
+           (p.kh > kFewRows || p.kw > kFewColumns);
 }
 
+/// Whether a GPU does so few pixels soonest by threads of each output.
+inline bool convolve2d_is_small(const Convolve2dParams& p) {
+    constexpr auto r = kConvolve2dRates;
+    if (p.kernel_dtype != p.dtype) return false;
+    const double outputs = double(p.N) * p.OH * p.OW, products = outputs * double(p.kh * p.kw);
+    if (convolve2d_by_eights(p)) return products <= r.few_products_eights;
+    const bool wide = p.dtype == DType::kDouble, zero = p.boundary == Boundary::kZero;
+    if (p.dtype == DType::kFloat) {
+        const bool compiled = p.kh == p.kw && p.kw % 2 == 1 && p.kw <= r.square;
+        if (p.kh * p.kw < r.several_taps)
+            return products <= (compiled ? r.few_products_square : r.few_products);
+        const double some = compiled ? r.some_products_square : r.some_products;
+        if (products <= (zero ? some : some * r.beyond_borders)) return true;
+        return zero && outputs <= r.small_outputs && products <= r.small_products;
+    }
+    if (!wide)
+        return products <= r.few_products ||
+               (outputs <= r.small_outputs && products <= r.small_products);
+    return products <= r.few_products_double ||
+           (outputs <= 2 * r.small_outputs &&
+            products <= (zero ? r.small_products_double : r.small_products));
+}
 /// Whether multiply-adds in strips are quicker than those of forward.cu and than tensor cores.
 inline bool convolve2d_by_strips(const Convolve2dParams& p) {
     constexpr auto r = kConvolve2dRates;
@@ -145,6 +171,15 @@ inline bool convolve2d_parts_by_bands(const Convolve2dParams& p) {
     return 3 * p.kh * p.kw >= down * across * kBandsChunk * kBandsChunk;
 }
 
+/// Whether so few sums are done soonest by a block to each tap.
+inline bool convolve2d_is_small_gradient(const Convolve2dParams& p) {
+    constexpr auto r = kConvolve2dRates;
+    const double outputs = double(p.N) * p.OH * p.OW, taps = double(p.kh * p.kw);
+    const bool bands = convolve2d_parts_by_eights(p) || convolve2d_parts_by_bands(p);
+    return outputs > 0 && outputs / p.G <= (bands ? r.small_sums_bands : r.small_sums) &&
+           taps * outputs <= (bands ? r.small_sum_products_bands : r.small_sum_products);
+}
+
 /// How kernel_gradient_columns.rest.cu cuts the taps into chunks of `rows` x `columns`, and the
 /// outputs into `across` x `down` parts of an image, `height` rows each, a warp to each of them.
 struct Convolve2dColumns {
@@ -175,29 +210,84 @@ inline bool convolve2d_parts_by_columns(const Convolve2dParams& p) {
     const int64_t products = plan.rows * plan.columns * plan.chunks;
     const bool words = (p.in_stride[1] | p.grad_out_stride[1]) % 4 == 0;
     const bool large = double(p.N) * double(p.OH) * double(p.OW) >= r.columns_large;
-    if (p.kh == p.kw && (p.kw == 3 || p.kw == 5)) return !wide && !words;
+    if (!wide) return p.kh <= kFewRows && p.kw <= kFewColumns && (p.kh != 3 || p.kw != 3 || !words);
+    if (p.kh == p.kw && (p.kw == 3 || p.kw == 5)) return false;
     if (convolve2d_parts_by_bands(p)) {
         const bool off_words = p.in_stride[1] % 4 != 0 && p.grad_out_stride[1] % 4 != 0;
         return products <= (large && off_words ? r.columns_off_words : r.columns_beside_bands);
     }
     // Chunks have four rows at least; tiles do one or two of float32 as soon.
-    if (p.kh < 3) return wide ? p.kw <= 4 : products <= r.columns_beside_bands;
-    return products <= (wide ? r.columns_32bit : r.columns_16bit);
+    if (p.kh < 3) return p.kw <= 4;
+    return products <= r.columns_32bit;
 }
+
+/// How kernel_gradient_bands.rest.cu cuts the taps into chunks of `chunk` x `chunk`, and the
+/// outputs into `across` x `down` tiles of an image, `height` rows each.
+struct Convolve2dBandsParts {
+    int chunk, height = kTileRows;
+    int64_t chunks, across, down;
+
+    explicit Convolve2dBandsParts(const Convolve2dParams& p) {
+        constexpr auto r = kConvolve2dRates;
+        const int lead = int((p.shift[1] - (p.kw - 1)) & 3);
+        chunk = p.kh <= 16 && p.kw <= 16 ? 16 : kBandsChunk;
+        chunks = ceil_div(p.kh, chunk) * ceil_div(p.kw, chunk);
+        across = ceil_div(p.OW + lead, kTileColumns);
+        const double beside = double(p.N) * double(across * chunks);
+        const double few = chunk == 16 ? r.bands_parts_few : r.bands_parts_few_32;
+        while (height > 8 && beside * double(ceil_div(p.OH, height)) < few) height /= 2;
+        down = ceil_div(p.OH, height);
+    }
+};
+
+/// How kernel_gradient_eights.rest.cu cuts the taps into chunks of `rows` x `columns`, and the
+/// outputs into `across` x `down` tiles of an image, `height` rows each.
+struct Convolve2dEightsParts {
+    int rows, columns, height = 64;
+    int lead;  // what the first tile holds in front of the first output
+    int64_t chunks_across, chunks, across, down;
+
+    explicit Convolve2dEightsParts(const Convolve2dParams& p) {
+        constexpr auto r = kConvolve2dRates;
+        rows = p.kh <= 16 ? 16 : 32;
+        columns = p.kw <= 8 ? 8 : p.kw <= 16 ? 16 : 32;
+        const bool on_eights =
+            reinterpret_cast<uintptr_t>(p.in) % 16 == 0 && p.in_stride[1] % 8 == 0;
+        lead = on_eights ? int((p.shift[1] - (p.kw - 1)) & 7) : 0;
+        chunks_across = ceil_div(p.kw, columns), chunks = ceil_div(p.kh, rows) * chunks_across;
+        across = ceil_div(p.OW + lead, kTileColumns);
+        const double beside = double(p.N) * double(across * chunks);
+        const auto few = [&] {
+            const double least = height < 64  ? r.eights_parts_few
+                                 : rows == 16 ? r.eights_parts_tall
+                                              : r.eights_parts_tall_32;
+            return beside * double(ceil_div(p.OH, height)) < least;
+        };
+        while (height > 8 && few()) height /= 2;
+        down = ceil_div(p.OH, height);
+    }
+};
 
 /// Into how many parts the CUDA kernels cut a group's tiles, or columns, for the gradient to the
 /// kernel: about 1024 blocks in all. A constant and not the GPU's size, so that the result does not
 /// depend on it.
 inline int64_t convolve2d_splits(const Convolve2dParams& p) {
     int64_t tiles, most;
-    if (convolve2d_parts_by_columns(p)) {
+    if (convolve2d_parts_by_eights(p)) {
+        const Convolve2dEightsParts plan(p);
+        tiles = p.N / p.G * plan.across * plan.down;
+        most = kEightsBlocks / (p.G * plan.chunks);
+    } else if (!convolve2d_parts_by_columns(p) && convolve2d_parts_by_bands(p)) {
+        const Convolve2dBandsParts plan(p);
+        tiles = p.N / p.G * plan.across * plan.down;
+        most = 1024 / (p.G * plan.chunks);
+    } else if (convolve2d_parts_by_columns(p)) {
         const Convolve2dColumns plan(p);
         tiles = ceil_div(p.N / p.G * plan.across * plan.down, kColumnWarps);
         most = kColumnBlocks / (p.G * plan.chunks);
     } else {
-        const int64_t chunk = convolve2d_parts_by_bands(p) ? kBandsChunk : kChunk;
         tiles = p.N / p.G * ceil_div(p.OH, kTileRows) * ceil_div(p.OW, kTileColumns);
-        most = 1024 / (p.G * ceil_div(p.kh, chunk) * ceil_div(p.kw, chunk));
+        most = 1024 / (p.G * ceil_div(p.kh, kChunk) * ceil_div(p.kw, kChunk));
     }
     const int64_t splits = tiles < most ? tiles : most;
     return splits > 1 ? splits : 1;

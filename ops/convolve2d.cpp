@@ -110,10 +110,14 @@ bool on_tensor_cores([[maybe_unused]] bool wanted, [[maybe_unused]] const Tensor
 #endif
 }
 
-void tell(const char* what, bool bands) {
-    tell_choice(kName, what, bands ? "bands on tensor cores" : "multiply-adds",
-                bands ? "many taps: tensor cores do them in less time than their tiles take"
-                      : "few taps, float64, or no tensor cores");
+void tell(const char* what, bool bands, bool eights) {
+    if (eights)
+        tell_choice(kName, what, "16 bits on tensor cores",
+                    "these multiply numbers of one 16-bit type as they are");
+    else
+        tell_choice(kName, what, bands ? "bands on tensor cores" : "multiply-adds",
+                    bands ? "many taps: tensor cores do them in less time than their tiles take"
+                          : "few taps, float64, or no tensor cores");
 }
 
 constexpr const char* kFewTaps =
@@ -124,9 +128,11 @@ void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
     const bool small = on_cuda && !out.is_cpu() && convolve2d_is_small(p);
     const bool many = on_cuda && !out.is_cpu() && !small;
-    const bool columns = many && convolve2d_by_columns(p);
-    const bool strips = many && !columns && convolve2d_by_strips(p);
-    const bool bands = many && !columns && !strips && on_tensor_cores(convolve2d_by_bands(p), out);
+    const bool eights = many && on_tensor_cores(convolve2d_by_eights(p), out);
+    const bool columns = many && !eights && convolve2d_by_columns(p);
+    const bool strips = many && !eights && !columns && convolve2d_by_strips(p);
+    const bool bands =
+        many && !eights && !columns && !strips && on_tensor_cores(convolve2d_by_bands(p), out);
     if (small)
         tell_choice(kName, "kernel", "threads of each output", "few pixels");
     else if (columns)
@@ -135,11 +141,12 @@ void convolve(const Tensor& out, const Convolve2dParams& p) {
         tell_choice(kName, "kernel", "multiply-adds in strips",
                     "up to 16 columns of taps, and pixels enough to fill strips");
     else if (!out.is_cpu())
-        tell("kernel", bands);
+        tell("kernel", bands, eights);
     if (small) on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_small_cuda);
     if (columns) on_cuda = rest_of<Convolve2dRest>(kName)->columns;
     if (strips) on_cuda = rest_of<Convolve2dRest>(kName)->strips;
     if (bands) on_cuda = rest_of<Convolve2dRest>(kName)->bands;
+    if (eights) on_cuda = rest_of<Convolve2dRest>(kName)->eights;
     launch(kName, out, p, p.N * p.OH, rows_grain(p),
            cpu_of(kName, p.dtype, out, convolve2d_cpu, &Convolve2dRest::on_cpu), on_cuda);
 }
@@ -211,14 +218,16 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     p.partial = partial.data_ptr();
     auto* parts = OCTET_CUDA_LAUNCHER(convolve2d_parts_cuda);
     const char* const what = "kernel, gradient to kernel";
-    const bool columns = parts && !image.is_cpu() && convolve2d_parts_by_columns(p);
-    const bool bands = !columns && on_tensor_cores(convolve2d_parts_by_bands(p), image);
+    const bool eights = on_tensor_cores(convolve2d_parts_by_eights(p), image);
+    const bool columns = parts && !eights && !image.is_cpu() && convolve2d_parts_by_columns(p);
+    const bool bands = !eights && !columns && on_tensor_cores(convolve2d_parts_by_bands(p), image);
     if (columns)
         tell_choice(kName, what, "columns", kFewTaps);
     else if (!image.is_cpu())
-        tell(what, bands);
+        tell(what, bands, eights);
     if (columns) parts = rest_of<Convolve2dRest>(kName)->columns_parts;
     if (bands) parts = rest_of<Convolve2dRest>(kName)->parts;
+    if (eights) parts = rest_of<Convolve2dRest>(kName)->eights_parts;
     launch(kName, image, p, s.G * p.splits, 1,
            cpu_of(kName, p.dtype, image, convolve2d_parts_cpu, &Convolve2dRest::parts_on_cpu),
            parts);

@@ -54,11 +54,23 @@ def main():
 
 def convolutions():
     """convolve2d: sizes of a kernel and dtypes; few pixels and many, rows on and off words."""
-    sizes = (3, 3), (5, 5), (7, 7), (9, 9), (4, 2), (4, 6), (8, 2), (6, 5), (2, 9), (19, 17)
+    sizes = (
+        (3, 3),
+        (5, 5),
+        (7, 7),
+        (9, 9),
+        (4, 2),
+        (4, 6),
+        (8, 2),
+        (6, 5),
+        (2, 9),
+        (19, 17),
+        (33, 35),
+    )
     for dtype, size, rows in product(DTYPES, sizes, ((45, 140), (150, 141))):
         image = torch.rand(2, *rows, device="cuda").to(dtype)
-        kernel = torch.rand(size, device="cuda")
-        for boundary in ("zero", "reflect", "nearest"):
+        kernels = torch.rand(size, device="cuda"), torch.rand(size, device="cuda").to(dtype)
+        for boundary, kernel in product(("zero", "reflect", "nearest"), kernels):
             out = loader.convolve2d(image, kernel, "full", boundary)
             loader.convolve2d_bw(out, image, kernel, "full", boundary, (True, True))
 

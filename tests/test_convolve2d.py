@@ -1,5 +1,7 @@
 """convolve2d beside scipy.ndimage and plain PyTorch."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -220,6 +222,77 @@ def test_wide_kernels_on_tensor_cores(kernel, dtype):
             check(*sample(shape, kernel, "cuda", dtype), "same", boundary)
     image, taps = sample((2, 64, 67), kernel, "cuda", dtype)
     check(image.transpose(1, 2).contiguous().transpose(1, 2), taps, "full")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+# Bands of each width, partly used and full, in two turns, of more rows than at once; of one column.
+@pytest.mark.parametrize(
+    "kernel", [(5, 5), (9, 9), (4, 17), (11, 24), (31, 33), (2, 49), (45, 35), (40, 1)], ids=str
+)
+def test_kernels_of_the_images_16_bits(kernel, dtype):
+    """Few tiles, whose warps share taps, and many; images of which a tile has several.
+
+    Rows begin on 16 bytes, on words, between them, and apart; one kernel, and one to each image.
+    """
+    for shape in ((256, 136), (401, 139), (30, 29, 28), (9, 9, 40), (6, 700, 640)):
+        image, taps = sample(shape, kernel, "cuda", dtype, dtype)
+        for boundary in BOUNDARIES:
+            close_to_float64(image, taps, "same", boundary)
+    close_to_float64(image[:, 1:, 3:], taps.t().contiguous().t(), "valid", "zero")
+    close_to_float64(image[:, ::3, ::2], taps, "full", "reflect")
+    several = torch.stack([taps, taps.flip(0), -taps, taps / 2, taps / 3, taps])
+    ours = torch.vmap(convolve2d)(image, several)
+    for one, pixels, own in zip(ours, image, several, strict=True):
+        off = max(own.numel(), 16) * torch.finfo(torch.float32).eps
+        exact = convolve2d(pixels.double(), own.double())
+        assert_close(one.double(), exact, rtol=torch.finfo(dtype).eps, atol=off)
+
+
+def close_to_float64(image, kernel, mode, boundary):
+    """Forward and both gradients are what float64 gives on the same device, rounded."""
+    out = convolve2d_fw(image.double(), kernel.double(), mode, boundary)
+    grad_out = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(image.dtype)
+    tensors = grad_out.double(), image.double(), kernel.double()
+    wanted = out, *convolve2d_bw(*tensors, mode, boundary, (True, True))
+    ours = (
+        convolve2d_fw(image, kernel, mode, boundary),
+        *convolve2d_bw(grad_out, image, kernel, mode, boundary, (True, True)),
+    )
+    copies = 1 if boundary == "zero" else max(kernel.shape)
+    terms = kernel.numel(), copies * kernel.numel(), 8 * math.isqrt(out.numel())
+    for one, exact, n in zip(ours, wanted, terms, strict=True):
+        off = max(n, 16) * torch.finfo(torch.float32).eps
+        assert_close(one.double(), exact, rtol=torch.finfo(one.dtype).eps, atol=off)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kernel", [(5, 5), (17, 3), (15, 31)], ids=str)
+def test_a_nan_in_16_bits_spreads_as_far_as_the_kernel_reaches(kernel, bad, dtype):
+    image, taps = sample((500, 301), kernel, "cuda", dtype, dtype)
+    image[20, 170] = image[0, 300] = bad
+    grad_out = torch.zeros_like(image)
+    grad_out[:120, :290] = 0.5
+    single = image.float(), taps.float()
+    for ours, exact in (
+        ([convolve2d(image, taps)], [convolve2d(*single)]),
+        (
+            convolve2d_bw(image, grad_out, taps, output_mask=(True, True)),
+            convolve2d_bw(single[0], grad_out.float(), single[1], output_mask=(True, True)),
+        ),
+        (
+            convolve2d_bw(grad_out, image, taps, output_mask=(True, True)),
+            convolve2d_bw(grad_out.float(), *single, output_mask=(True, True)),
+        ),
+    ):
+        for one, other in zip(ours, exact, strict=True):
+            assert torch.equal(one.isfinite(), other.isfinite())
+    taps[1, 1] = bad
+    assert torch.equal(
+        convolve2d(image, taps).isfinite(), convolve2d(image.float(), taps.float()).isfinite()
+    )
 
 
 @pytest.mark.cuda

@@ -59,3 +59,16 @@ __device__ inline void convolve_any(AnyTile<A>& shared, const Convolve2dParams& 
         store_outputs<decltype(element)>(p, at.n, at.y + row, at.x + column, OH, OW, sum);
     });
 }
+
+/// A tile of `images` images that tensor cores refuse, by multiply-adds in float32.
+__device__ __noinline__ inline void refused_tile(char* memory, const Convolve2dParams& p,
+                                                 int64_t n0, int images, int64_t y0, int rows,
+                                                 int64_t x0, int columns) {
+    auto& shared = *reinterpret_cast<AnyTile<float>*>(memory);
+    const int64_t OH = y0 + rows < p.OH ? y0 + rows : p.OH;
+    const int64_t OW = x0 + columns < p.OW ? x0 + columns : p.OW;
+    TilePlace at(0, 1, 1);
+    for (at.n = n0; at.n < n0 + images && at.n < p.N; ++at.n)
+        for (at.y = y0; at.y < OH; at.y += kTileRows)
+            for (at.x = x0; at.x < OW; at.x += kTileColumns) convolve_any(shared, p, at, OH, OW);
+}

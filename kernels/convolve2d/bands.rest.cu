@@ -20,7 +20,9 @@ constexpr int kChain = 2;  // rows of taps whose products are summed on their ow
 /// How a convolution is cut into tiles.
 struct BandsPlan {
     int groups;  // of 8 columns, of a tile
-    int down;    // warps below each other, 16 rows each; the others have further images
+    int down;    // warps below each other, 16 rows each
+    int shares;  // warps that share the rows of taps of the same outputs
+    int images;  // of a block
     int rows;    // of taps, at a time
     int blocks;  // of 16 columns, of a band
     int lead;    // what the first tile holds in front of the first output
@@ -31,8 +33,19 @@ struct BandsPlan {
         lead = int((p.shift[1] - (p.kw - 1)) & 3);
         groups = p.OW + lead <= 32 ? 4 : 8;
         const int64_t two = 2 * turns(p.kw, 2), three = 3 * turns(p.kw, 3);
-        blocks = groups == 4 || two <= three ? 2 : 3;
         down = p.G > 1 || p.N == 1 || p.OH > 32 ? 4 : p.OH > 16 ? 2 : 1;
+        shares = 1, images = kWarps / down;
+        const auto share = [&] { images > 1 ? images /= 2 : down /= 2, shares *= 2; };
+        if (tiles(p) < kConvolve2dRates.bands_few) share();
+        if (tiles(p) < kConvolve2dRates.bands_fewer) groups = 4;
+        if (tiles(p) < kConvolve2dRates.bands_fewer) share();
+        blocks = two <= three ? 2 : 3;
+        tiles_across = unsigned(ceil_div(p.OW + lead, 8 * groups));
+        tiles_down = unsigned(ceil_div(p.OH, 16 * down));
+    }
+    double tiles(const Convolve2dParams& p) const {
+        return double(ceil_div(p.N, images)) * double(ceil_div(p.OW + lead, 8 * groups)) *
+               double(ceil_div(p.OH, 16 * down));
     }
     /// How many bands of so many blocks hold the taps of a row.
     static int64_t turns(int64_t kw, int blocks) {
@@ -75,19 +88,6 @@ __device__ inline bool split_taps(uint16_t* taps, const float* number, int ni, i
     return any;
 }
 
-/// A tile of `images` images, by multiply-adds in float32.
-__device__ __noinline__ void refused_tile(char* memory, const Convolve2dParams& p, int64_t n0,
-                                          int images, int64_t y0, int rows, int64_t x0,
-                                          int columns) {
-    auto& shared = *reinterpret_cast<AnyTile<float>*>(memory);
-    const int64_t OH = y0 + rows < p.OH ? y0 + rows : p.OH;
-    const int64_t OW = x0 + columns < p.OW ? x0 + columns : p.OW;
-    TilePlace at(0, 1, 1);
-    for (at.n = n0; at.n < n0 + images && at.n < p.N; ++at.n)
-        for (at.y = y0; at.y < OH; at.y += kTileRows)
-            for (at.x = x0; at.x < OW; at.x += kTileColumns) convolve_any(shared, p, at, OH, OW);
-}
-
 /// A warp's 16 rows of sums to image n from (y, x) on, by way of shared memory, so that it writes
 /// neighbouring columns. `sums`: the warp's own, free of what others still read.
 template <int C>
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     using B = Bands<C, K>;
     extern __shared__ __align__(16) char memory[];
     __shared__ uint2 largest[kThreads / 32];
-    const int images = kWarps / plan.down;  // of this block
+    const int images = plan.images;
     const int height = 16 * plan.down + plan.rows - 1;
     char* const tile = memory;
     auto* const taps = reinterpret_cast<uint16_t*>(memory + images * height * B::kPitch + 16);
@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(kThreads, 3)
     const int64_t y0 = int64_t(rest % plan.tiles_down) * 16 * plan.down;
     const int64_t x0 = int64_t(across) * B::kColumns - plan.lead;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int slot = warp / plan.down, first = warp % plan.down * 16;
+    const int share = warp % plan.shares, place = warp / plan.shares;
+    const int slot = place / plan.down, first = place % plan.down * 16;
     float sum[C][4] = {};
     bool refused = false;
     for (int64_t i0 = 0; i0 < p.kh && !refused; i0 += plan.rows) {
@@ -171,12 +172,13 @@ __global__ void __launch_bounds__(kThreads, 3)
             const int n = lane / 4, z = 2 * (lane % 4) + 7 - n;
             const auto* pairs =
                 reinterpret_cast<const unsigned*>(taps) + z / 2 + (z % 2 ? B::kTapRow / 2 : 0);
+            const int begin = ni * share / plan.shares, end = ni * (share + 1) / plan.shares;
             float lower[C][4] = {};
             const auto rows = [&](auto which) {
                 constexpr int kLows = decltype(which)::value;
                 float part[C][4] = {};
 #pragma unroll 1
-                for (int i = 0; i < ni; ++i) {
+                for (int i = begin; i < end; ++i) {
                     unsigned tap[2 * K], tap_rest[2 * K];
 #pragma unroll
                     for (int d = 0; d < 2 * K; ++d) {
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 3)
                                          tap_rest[d + 1]);
                             });
                     }
-                    if (i % kChain != kChain - 1 && i + 1 < ni) continue;
+                    if ((i - begin) % kChain != kChain - 1 && i + 1 < end) continue;
 #pragma unroll
                     for (int c = 0; c < C; ++c)
 #pragma unroll
@@ -234,33 +236,47 @@ __global__ void __launch_bounds__(kThreads, 3)
         refused_tile(memory, p, n0, images, y0, 16 * plan.down, x0, B::kColumns);
         return;
     }
+    // The sums of shares, in their order.
+    constexpr int kOwn = 4 * (B::kColumns + 8);  // words of a warp
     __syncthreads();
+    auto* const sums = reinterpret_cast<float4*>(memory) + warp * kOwn + lane;
+    if (share > 0)
+#pragma unroll
+        for (int c = 0; c < C; ++c) sums[c * 32] = {sum[c][0], sum[c][1], sum[c][2], sum[c][3]};
+    if (plan.shares > 1) __syncthreads();
+    if (share > 0) return;
+#pragma unroll 1
+    for (int s = 1; s < plan.shares; ++s)
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+            const float4 more = sums[s * kOwn + c * 32];
+            sum[c][0] += more.x, sum[c][1] += more.y, sum[c][2] += more.z, sum[c][3] += more.w;
+        }
     store_rows<C>(p, n0 + slot, y0 + first, x0,
-                  reinterpret_cast<float*>(memory) + warp * 16 * (B::kColumns + 8), sum);
+                  reinterpret_cast<float*>(memory) + warp * (4 * kOwn), sum);
 }
 
 template <int C, int K>
-const char* run(const Convolve2dParams& p, BandsPlan plan, cudaStream_t stream) {
+const char* run(const Convolve2dParams& p, const BandsPlan& plan, cudaStream_t stream) {
     using B = Bands<C, K>;
-    const int64_t images = ceil_div(p.N, kWarps / plan.down);
-    const int64_t across = ceil_div(p.OW + plan.lead, B::kColumns);
-    const int64_t down = ceil_div(p.OH, 16 * plan.down);
-    if (double(across) * double(down) * double(images) > kMostBlocks)
-        return "more tiles than one CUDA grid can hold";
-    plan.tiles_across = unsigned(across), plan.tiles_down = unsigned(down);
+    const double tiles = plan.tiles(p);
+    if (tiles > kMostBlocks) return "more tiles than one CUDA grid can hold";
     const int height = 16 * plan.down + plan.rows - 1;
-    const int used = kWarps / plan.down * height * B::kPitch + 16 +
-                     plan.rows * (B::kTapPitch * 2 + B::kMost * 4);
-    const int bytes = used > int(sizeof(AnyTile<float>)) ? used : int(sizeof(AnyTile<float>));
+    const int used =
+        plan.images * height * B::kPitch + 16 + plan.rows * (B::kTapPitch * 2 + B::kMost * 4);
+    const int sums = kWarps * 16 * (B::kColumns + 8) * 4;
+    int bytes = used > sums ? used : sums;
+    if (bytes < int(sizeof(AnyTile<float>))) bytes = int(sizeof(AnyTile<float>));
     const auto kernel = bands_kernel<C, K>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    kernel<<<unsigned(images * across * down), kThreads, bytes, stream>>>(p, plan);
+    kernel<<<unsigned(tiles), kThreads, bytes, stream>>>(p, plan);
     return launch_error();
 }
 
 const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* stream) {
     const BandsPlan plan(*p);
     const auto on = static_cast<cudaStream_t>(stream);
-    if (plan.groups == 4) return run<4, 2>(*p, plan, on);
+    if (plan.groups == 4)
+        return plan.blocks == 2 ? run<4, 2>(*p, plan, on) : run<4, 3>(*p, plan, on);
     return plan.blocks == 2 ? run<8, 2>(*p, plan, on) : run<8, 3>(*p, plan, on);
 }

@@ -182,7 +182,12 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Whether its taps and sums of them fit what nearest_kernel holds.
 inline bool adds_taps_first(const Convolve2dParams& p) {
-    const int64_t rows = p.kh + p.before[0] + p.after[0], columns = p.kw + p.before[1] + p.after[1];
+    // Of a pixel; one that is the first and the last of its axis has copies on both sides.
+    const auto most = [&](int axis, int64_t n) {
+        const int64_t before = p.before[axis], after = p.after[axis];
+        return n > 1 ? (before < after ? after : before) : before + after;
+    };
+    const int64_t rows = p.kh + most(0, p.OH), columns = p.kw + most(1, p.OW);
     return p.boundary == Boundary::kNearest && rows <= kFoldTaps && columns <= kFoldTaps &&
            rows * (columns + p.kw) <= kFoldTaps;
 }

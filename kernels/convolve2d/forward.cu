@@ -15,7 +15,8 @@
 // elements of the input. For any other kernel 16 x 16 taps at a time pass through shared
 // memory. 3 x 3 taps, and others that are few, take no tile but columns (columns.cuh,
 // columns.rest.cu: convolve2d_by_columns()), those of many go to strips.rest.cu or bands.rest.cu
-// (convolve2d_by_strips(), convolve2d_by_bands()); float64 goes by tiles always.
+// (convolve2d_by_strips(), convolve2d_by_bands()), or, image and kernel of one 16-bit type, to
+// eights.rest.cu (convolve2d_by_eights()); float64 goes by tiles always.
 //
 // No atomics. The gradient to the kernel is summed over a fixed partition of the tiles (`partial`)
 // and then over the parts, so each run gives the same bits. What lies in a tile but belongs to no

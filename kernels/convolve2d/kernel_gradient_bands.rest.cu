@@ -70,7 +70,7 @@ __device__ __noinline__ void refused_tile(P& shared, int rows, int begin, int en
 template <int I, int J>
 __global__ void __launch_bounds__(kThreads, I > 1 ? 2 : 4)
     bands_parts(const __grid_constant__ Convolve2dParams p, unsigned across, unsigned down,
-                unsigned tiles) {
+                unsigned tiles, int height) {
     using P = Parts<I, J>;
     extern __shared__ __align__(16) char memory[];
     P& shared = *reinterpret_cast<P*>(memory);
@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(kThreads, I > 1 ? 2 : 4)
         shared.refused[k] = 0;
     float sum[I][J][4] = {};
     for (unsigned index = split; index < tiles; index += splits) {
-        TilePlace at(index, across, down);
+        TilePlace at(index, across, down, height);
         at.n += first, at.x -= lead;
-        const int rows = p.OH - at.y < kTileRows ? int(p.OH - at.y) : kTileRows;
+        const int rows = p.OH - at.y < height ? int(p.OH - at.y) : height;
         const int columns = p.OW - at.x < kTileColumns ? int(p.OW - at.x) : kTileColumns;
         __syncthreads();
         const int filled = rows + P::kTapRows - 1;
@@ -205,21 +205,20 @@ __global__ void __launch_bounds__(kThreads, I > 1 ? 2 : 4)
 template <int I, int J>
 const char* run(const Convolve2dParams& p, cudaStream_t stream) {
     using P = Parts<I, J>;
-    const int lead = int((p.shift[1] - (p.kw - 1)) & 3);
+    const Convolve2dBandsParts plan(p);
     const int64_t images = p.N / p.G, parts = p.G * p.splits;
-    const int64_t chunks = ceil_div(p.kh, P::kTapRows) * ceil_div(p.kw, P::kTapColumns);
-    const int64_t across = ceil_div(p.OW + lead, kTileColumns), down = ceil_div(p.OH, kTileRows);
-    if (double(across) * double(down) * double(images) > kMostBlocks ||
-        parts * chunks > kMostBlocks)
+    if (double(plan.across) * double(plan.down) * double(images) > kMostBlocks ||
+        parts * plan.chunks > kMostBlocks)
         return "more tiles than one CUDA grid can hold";
     const auto kernel = bands_parts<I, J>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(P)));
-    kernel<<<unsigned(parts * chunks), kThreads, sizeof(P), stream>>>(
-        p, unsigned(across), unsigned(down), unsigned(images * across * down));
+    kernel<<<unsigned(parts * plan.chunks), kThreads, sizeof(P), stream>>>(
+        p, unsigned(plan.across), unsigned(plan.down), unsigned(images * plan.across * plan.down),
+        plan.height);
     return launch_error();
 }
 
 const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream) {
     const auto on = static_cast<cudaStream_t>(stream);
-    return p->kh <= 16 && p->kw <= 16 ? run<1, 2>(*p, on) : run<2, 4>(*p, on);
+    return Convolve2dBandsParts(*p).chunk == 16 ? run<1, 2>(*p, on) : run<2, 4>(*p, on);
 }

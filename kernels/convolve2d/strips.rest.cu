@@ -26,10 +26,12 @@ struct StripsPlan {
 
     explicit StripsPlan(const Convolve2dParams& p) {
         const int64_t last = p.OW % 64;
-        threads_across = p.OW < 256 && last > 0 && last <= 32 ? 4 : 8;
+        const bool few =
+            double(p.N) * ceil_div(p.OW, 64) * ceil_div(p.OH, 64) < kConvolve2dRates.strips_few;
+        threads_across = few || (p.OW < 256 && last > 0 && last <= 32) ? 4 : 8;
         columns = threads_across * kStripColumns;
         const int each = 32 / threads_across * kStripRows;
-        down = kWarps;
+        down = few ? 1 : kWarps;
         const auto tiles = [&] {
             return double(p.N) * ceil_div(p.OW, columns) * ceil_div(p.OH, each * down);
         };

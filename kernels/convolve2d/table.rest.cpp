@@ -9,6 +9,8 @@ static const Convolve2dRest* table() {
         OCTET_CUDA_LAUNCHER(convolve2d_columns_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_bands_parts_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_columns_parts_cuda),
+        OCTET_CUDA_LAUNCHER(convolve2d_eights_cuda),
+        OCTET_CUDA_LAUNCHER(convolve2d_eights_parts_cuda),
         convolve2d_others_cpu,
         convolve2d_fold_others_cpu,
         convolve2d_parts_others_cpu,

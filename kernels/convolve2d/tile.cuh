@@ -246,9 +246,9 @@ __device__ inline void store_outputs(const Convolve2dParams& p, int64_t n, int64
 struct TilePlace {
     int64_t n, y, x;
 
-    __device__ TilePlace(unsigned tile, unsigned across, unsigned down)
+    __device__ TilePlace(unsigned tile, unsigned across, unsigned down, int rows = kTileRows)
         : n(tile / across / down),
-          y(int64_t(tile / across % down) * kTileRows),
+          y(int64_t(tile / across % down) * rows),
           x(int64_t(tile % across) * kTileColumns) {}
 };
 
