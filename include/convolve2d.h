@@ -68,7 +68,7 @@ struct Convolve2dRest {
     const char* (*strips)(const Convolve2dParams* p, void* stream);
     const char* (*bands)(const Convolve2dParams* p, void* stream);
     const char* (*columns)(const Convolve2dParams* p, void* stream);
-    const char* (*parts)(const Convolve2dParams* p, void* stream);
+    const char* (*bands_parts)(const Convolve2dParams* p, void* stream);
     const char* (*columns_parts)(const Convolve2dParams* p, void* stream);
     const char* (*eights)(const Convolve2dParams* p, void* stream);
     const char* (*eights_parts)(const Convolve2dParams* p, void* stream);
@@ -86,23 +86,25 @@ OCTET_KERNEL void convolve2d_fold_others_cpu(const Convolve2dParams* p, int64_t 
 OCTET_KERNEL void convolve2d_parts_others_cpu(const Convolve2dParams* p, int64_t begin,
                                               int64_t end);
 
-/// Whether image and kernel are of the same 16-bit type, which tensor cores multiply as it is.
-inline bool convolve2d_in_eights(const Convolve2dParams& p) {
-    return (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16) && p.kernel_dtype == p.dtype;
+inline bool convolve2d_in_16_bits(const Convolve2dParams& p) {
+    return p.dtype == DType::kHalf || p.dtype == DType::kBFloat16;
 }
-/// Whether eights.rest.cu is quicker than all others: than columns where taps are not few.
+/// Whether image and kernel are of one 16-bit type, which tensor cores multiply as it is, and
+/// eights.rest.cu is quicker than all others: than columns where taps are not few.
 inline bool convolve2d_by_eights(const Convolve2dParams& p) {
-    if (!convolve2d_in_eights(p)) return false;
-    const int64_t taps = p.kh * p.kw;
+    constexpr auto r = kConvolve2dRates;
+    if (!convolve2d_in_16_bits(p) || p.kernel_dtype != p.dtype) return false;
     if (p.kh > kColumnTaps || p.kw > kColumnTaps) return true;
-    const bool few = double(p.N) * double(p.OH) * double(p.OW) < kConvolve2dRates.eights_pixels;
-    if (few && taps < kConvolve2dRates.eights_taps) return false;
-    return p.kw > 6 || (p.kw > 4 && taps > 12) || (p.kw == 4 && p.kh > 4);
+    const int64_t taps = p.kh * p.kw;
+    const bool few = double(p.N) * double(p.OH) * double(p.OW) < r.eights_pixels;
+    if (few && taps < r.eights_taps) return false;
+    if (p.kw > r.eights_columns) return true;
+    return taps > (p.kw > kFewColumns ? r.eights_taps_wide : r.eights_taps_narrow) &&
+           p.kw >= kFewColumns;
 }
 /// The same of the gradient to the kernel, where the kernel's type does not count.
 inline bool convolve2d_parts_by_eights(const Convolve2dParams& p) {
-    return (p.dtype == DType::kHalf || p.dtype == DType::kBFloat16) &&
-           (p.kh > kFewRows || p.kw > kFewColumns);
+    return convolve2d_in_16_bits(p) && (p.kh > kFewRows || p.kw > kFewColumns);
 }
 
 /// Whether a GPU does so few pixels soonest by threads of each output.
@@ -111,22 +113,21 @@ inline bool convolve2d_is_small(const Convolve2dParams& p) {
     if (p.kernel_dtype != p.dtype) return false;
     const double outputs = double(p.N) * p.OH * p.OW, products = outputs * double(p.kh * p.kw);
     if (convolve2d_by_eights(p)) return products <= r.few_products_eights;
-    const bool wide = p.dtype == DType::kDouble, zero = p.boundary == Boundary::kZero;
-    if (p.dtype == DType::kFloat) {
+    const bool zero = p.boundary == Boundary::kZero;
+    double few = r.few_products, most = r.small_products, most_outputs = r.small_outputs;
+    if (p.dtype == DType::kDouble) {
+        few = r.few_products_double, most_outputs *= 2;
+        if (zero) most = r.small_products_double;
+    } else if (p.dtype == DType::kFloat) {
         const bool compiled = p.kh == p.kw && p.kw % 2 == 1 && p.kw <= r.square;
-        if (p.kh * p.kw < r.several_taps)
-            return products <= (compiled ? r.few_products_square : r.few_products);
-        const double some = compiled ? r.some_products_square : r.some_products;
-        if (products <= (zero ? some : some * r.beyond_borders)) return true;
-        return zero && outputs <= r.small_outputs && products <= r.small_products;
+        const bool several = p.kh * p.kw >= r.several_taps;
+        if (several) few = r.some_products;
+        if (compiled) few = several ? r.some_products_square : r.few_products_square;
+        if (several && !zero) few *= r.beyond_borders, most = 0;
     }
-    if (!wide)
-        return products <= r.few_products ||
-               (outputs <= r.small_outputs && products <= r.small_products);
-    return products <= r.few_products_double ||
-           (outputs <= 2 * r.small_outputs &&
-            products <= (zero ? r.small_products_double : r.small_products));
+    return products <= few || (outputs <= most_outputs && products <= most);
 }
+
 /// Whether multiply-adds in strips are quicker than those of forward.cu and than tensor cores.
 inline bool convolve2d_by_strips(const Convolve2dParams& p) {
     constexpr auto r = kConvolve2dRates;

@@ -110,43 +110,40 @@ bool on_tensor_cores([[maybe_unused]] bool wanted, [[maybe_unused]] const Tensor
 #endif
 }
 
-void tell(const char* what, bool bands, bool eights) {
-    if (eights)
-        tell_choice(kName, what, "16 bits on tensor cores",
-                    "these multiply numbers of one 16-bit type as they are");
-    else
-        tell_choice(kName, what, bands ? "bands on tensor cores" : "multiply-adds",
-                    bands ? "many taps: tensor cores do them in less time than their tiles take"
-                          : "few taps, float64, or no tensor cores");
-}
-
+/// Why a GPU's ways are taken, for a convolution and for the gradient to the kernel alike.
 constexpr const char* kFewTaps =
     "few taps: traffic decides, and a warp that walks down columns has most of it under way";
+constexpr const char* kEights = "these multiply numbers of one 16-bit type as they are";
+constexpr const char* kBands = "many taps: tensor cores do them in less time than their tiles take";
+constexpr const char* kTiles = "few taps, float64, or no tensor cores";
 
 /// The sum, to `out`.
 void convolve(const Tensor& out, const Convolve2dParams& p) {
     auto* on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_cuda);
-    const bool small = on_cuda && !out.is_cpu() && convolve2d_is_small(p);
-    const bool many = on_cuda && !out.is_cpu() && !small;
-    const bool eights = many && on_tensor_cores(convolve2d_by_eights(p), out);
-    const bool columns = many && !eights && convolve2d_by_columns(p);
-    const bool strips = many && !eights && !columns && convolve2d_by_strips(p);
-    const bool bands =
-        many && !eights && !columns && !strips && on_tensor_cores(convolve2d_by_bands(p), out);
-    if (small)
-        tell_choice(kName, "kernel", "threads of each output", "few pixels");
-    else if (columns)
-        tell_choice(kName, "kernel", "columns", kFewTaps);
-    else if (strips)
-        tell_choice(kName, "kernel", "multiply-adds in strips",
-                    "up to 16 columns of taps, and pixels enough to fill strips");
-    else if (!out.is_cpu())
-        tell("kernel", bands, eights);
-    if (small) on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_small_cuda);
-    if (columns) on_cuda = rest_of<Convolve2dRest>(kName)->columns;
-    if (strips) on_cuda = rest_of<Convolve2dRest>(kName)->strips;
-    if (bands) on_cuda = rest_of<Convolve2dRest>(kName)->bands;
-    if (eights) on_cuda = rest_of<Convolve2dRest>(kName)->eights;
+    const auto tell = [](const char* way, const char* why) {
+        tell_choice(kName, "kernel", way, why);
+    };
+    if (!on_cuda || out.is_cpu()) {
+        // One way; without CUDA `launch` says what is missing.
+    } else if (convolve2d_is_small(p)) {
+        tell("threads of each output", "few pixels");
+        on_cuda = OCTET_CUDA_LAUNCHER(convolve2d_small_cuda);
+    } else if (on_tensor_cores(convolve2d_by_eights(p), out)) {
+        tell("16 bits on tensor cores", kEights);
+        on_cuda = rest_of<Convolve2dRest>(kName)->eights;
+    } else if (convolve2d_by_columns(p)) {
+        tell("columns", kFewTaps);
+        on_cuda = rest_of<Convolve2dRest>(kName)->columns;
+    } else if (convolve2d_by_strips(p)) {
+        tell("multiply-adds in strips",
+             "up to 16 columns of taps, and pixels enough to fill strips");
+        on_cuda = rest_of<Convolve2dRest>(kName)->strips;
+    } else if (on_tensor_cores(convolve2d_by_bands(p), out)) {
+        tell("bands on tensor cores", kBands);
+        on_cuda = rest_of<Convolve2dRest>(kName)->bands;
+    } else {
+        tell("multiply-adds", kTiles);
+    }
     launch(kName, out, p, p.N * p.OH, rows_grain(p),
            cpu_of(kName, p.dtype, out, convolve2d_cpu, &Convolve2dRest::on_cpu), on_cuda);
 }
@@ -207,8 +204,11 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     p.grad_out = grad_out.data_ptr();
     set_strides(grad_out, p.grad_out_stride);
     p.out = grad_kernel.data_ptr();
+    const auto tell = [](const char* way, const char* why) {
+        tell_choice(kName, "kernel, gradient to kernel", way, why);
+    };
     if (!image.is_cpu() && convolve2d_is_small_gradient(p)) {
-        tell_choice(kName, "kernel, gradient to kernel", "a block to a tap", "few pixels");
+        tell("a block to a tap", "few pixels");
         return launch<Convolve2dParams>(kName, image, p, 1, 1, nullptr,
                                         OCTET_CUDA_LAUNCHER(convolve2d_small_gradient_cuda));
     }
@@ -217,17 +217,20 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     const Tensor partial = new_bytes(image, numbers * (p.dtype == DType::kDouble ? 8 : 4));
     p.partial = partial.data_ptr();
     auto* parts = OCTET_CUDA_LAUNCHER(convolve2d_parts_cuda);
-    const char* const what = "kernel, gradient to kernel";
-    const bool eights = on_tensor_cores(convolve2d_parts_by_eights(p), image);
-    const bool columns = parts && !eights && !image.is_cpu() && convolve2d_parts_by_columns(p);
-    const bool bands = !eights && !columns && on_tensor_cores(convolve2d_parts_by_bands(p), image);
-    if (columns)
-        tell_choice(kName, what, "columns", kFewTaps);
-    else if (!image.is_cpu())
-        tell(what, bands, eights);
-    if (columns) parts = rest_of<Convolve2dRest>(kName)->columns_parts;
-    if (bands) parts = rest_of<Convolve2dRest>(kName)->parts;
-    if (eights) parts = rest_of<Convolve2dRest>(kName)->eights_parts;
+    if (!parts || image.is_cpu()) {
+        // As above.
+    } else if (on_tensor_cores(convolve2d_parts_by_eights(p), image)) {
+        tell("16 bits on tensor cores", kEights);
+        parts = rest_of<Convolve2dRest>(kName)->eights_parts;
+    } else if (convolve2d_parts_by_columns(p)) {
+        tell("columns", kFewTaps);
+        parts = rest_of<Convolve2dRest>(kName)->columns_parts;
+    } else if (on_tensor_cores(convolve2d_parts_by_bands(p), image)) {
+        tell("bands on tensor cores", kBands);
+        parts = rest_of<Convolve2dRest>(kName)->bands_parts;
+    } else {
+        tell("multiply-adds", kTiles);
+    }
     launch(kName, image, p, s.G * p.splits, 1,
            cpu_of(kName, p.dtype, image, convolve2d_parts_cpu, &Convolve2dRest::parts_on_cpu),
            parts);

@@ -47,5 +47,8 @@ struct Convolve2dRates {
     // each output; and in images of fewer pixels than columns from so many taps on.
     double few_products_eights = 1.2e6, eights_pixels = 4.5e5;
     int64_t eights_taps = 26;
+    // Otherwise of more columns of taps than these, or of more taps than these where the columns
+    // are more than four, and four.
+    int64_t eights_columns = 6, eights_taps_wide = 12, eights_taps_narrow = 16;
 };
 constexpr Convolve2dRates kConvolve2dRates;

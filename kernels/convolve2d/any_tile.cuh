@@ -60,6 +60,52 @@ __device__ inline void convolve_any(AnyTile<A>& shared, const Convolve2dParams& 
     });
 }
 
+/// How a block's warps, of 16 rows of outputs and 8 * `groups` columns each, are shared out where
+/// tensor cores multiply by bands: below each other (`down`), to further images (`images`), or,
+/// where there would be fewer tiles than `few`, to the rows of taps of the same outputs (`shares`);
+/// of fewer than `fewer` tiles these get narrower, and are shared once more.
+template <typename Plan>
+inline double tiles_of(const Plan& plan, const Convolve2dParams& p) {
+    return double(ceil_div(p.N, plan.images)) *
+           double(ceil_div(p.OW + plan.lead, 8 * plan.groups)) *
+           double(ceil_div(p.OH, 16 * plan.down));
+}
+template <typename Plan>
+inline void share_warps(Plan& plan, const Convolve2dParams& p, double few, double fewer) {
+    plan.groups = p.OW + plan.lead <= 32 ? 4 : 8;
+    plan.down = p.G > 1 || p.N == 1 || p.OH > 32 ? 4 : p.OH > 16 ? 2 : 1;
+    plan.images = kWarps / plan.down, plan.shares = 1;
+    const auto share = [&] {
+        plan.images > 1 ? plan.images /= 2 : plan.down /= 2;
+        plan.shares *= 2;
+    };
+    if (tiles_of(plan, p) < few) share();
+    if (tiles_of(plan, p) < fewer) plan.groups = 4;
+    if (tiles_of(plan, p) < fewer) share();
+}
+
+/// Adds the sums of warps that share taps, in their order; true in the first of these alone, which
+/// has them then. `memory`: shared, kOwn words of 16 bytes to each warp.
+template <int kOwn, int C, typename Plan>
+__device__ inline bool add_shares(const Plan& plan, char* memory, float (&sum)[C][4]) {
+    const int warp = threadIdx.x / 32, share = warp % plan.shares;
+    auto* const sums = reinterpret_cast<float4*>(memory) + warp * kOwn + threadIdx.x % 32;
+    __syncthreads();
+    if (share > 0)
+#pragma unroll
+        for (int c = 0; c < C; ++c) sums[c * 32] = {sum[c][0], sum[c][1], sum[c][2], sum[c][3]};
+    if (plan.shares > 1) __syncthreads();
+    if (share > 0) return false;
+#pragma unroll 1
+    for (int s = 1; s < plan.shares; ++s)
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+            const float4 more = sums[(s * (kOwn / 32) + c) * 32];
+            sum[c][0] += more.x, sum[c][1] += more.y, sum[c][2] += more.z, sum[c][3] += more.w;
+        }
+    return true;
+}
+
 /// A tile of `images` images that tensor cores refuse, by multiply-adds in float32.
 __device__ __noinline__ inline void refused_tile(char* memory, const Convolve2dParams& p,
                                                  int64_t n0, int images, int64_t y0, int rows,

@@ -31,21 +31,10 @@ struct BandsPlan {
     explicit BandsPlan(const Convolve2dParams& p) {
         rows = p.kh < 32 ? int(p.kh) : 32;
         lead = int((p.shift[1] - (p.kw - 1)) & 3);
-        groups = p.OW + lead <= 32 ? 4 : 8;
-        const int64_t two = 2 * turns(p.kw, 2), three = 3 * turns(p.kw, 3);
-        down = p.G > 1 || p.N == 1 || p.OH > 32 ? 4 : p.OH > 16 ? 2 : 1;
-        shares = 1, images = kWarps / down;
-        const auto share = [&] { images > 1 ? images /= 2 : down /= 2, shares *= 2; };
-        if (tiles(p) < kConvolve2dRates.bands_few) share();
-        if (tiles(p) < kConvolve2dRates.bands_fewer) groups = 4;
-        if (tiles(p) < kConvolve2dRates.bands_fewer) share();
-        blocks = two <= three ? 2 : 3;
+        share_warps(*this, p, kConvolve2dRates.bands_few, kConvolve2dRates.bands_fewer);
+        blocks = 2 * turns(p.kw, 2) <= 3 * turns(p.kw, 3) ? 2 : 3;
         tiles_across = unsigned(ceil_div(p.OW + lead, 8 * groups));
         tiles_down = unsigned(ceil_div(p.OH, 16 * down));
-    }
-    double tiles(const Convolve2dParams& p) const {
-        return double(ceil_div(p.N, images)) * double(ceil_div(p.OW + lead, 8 * groups)) *
-               double(ceil_div(p.OH, 16 * down));
     }
     /// How many bands of so many blocks hold the taps of a row.
     static int64_t turns(int64_t kw, int blocks) {
@@ -236,22 +225,8 @@ __global__ void __launch_bounds__(kThreads, 3)
         refused_tile(memory, p, n0, images, y0, 16 * plan.down, x0, B::kColumns);
         return;
     }
-    // The sums of shares, in their order.
     constexpr int kOwn = 4 * (B::kColumns + 8);  // words of a warp
-    __syncthreads();
-    auto* const sums = reinterpret_cast<float4*>(memory) + warp * kOwn + lane;
-    if (share > 0)
-#pragma unroll
-        for (int c = 0; c < C; ++c) sums[c * 32] = {sum[c][0], sum[c][1], sum[c][2], sum[c][3]};
-    if (plan.shares > 1) __syncthreads();
-    if (share > 0) return;
-#pragma unroll 1
-    for (int s = 1; s < plan.shares; ++s)
-#pragma unroll
-        for (int c = 0; c < C; ++c) {
-            const float4 more = sums[s * kOwn + c * 32];
-            sum[c][0] += more.x, sum[c][1] += more.y, sum[c][2] += more.z, sum[c][3] += more.w;
-        }
+    if (!add_shares<kOwn>(plan, memory, sum)) return;
     store_rows<C>(p, n0 + slot, y0 + first, x0,
                   reinterpret_cast<float*>(memory) + warp * (4 * kOwn), sum);
 }
@@ -259,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 3)
 template <int C, int K>
 const char* run(const Convolve2dParams& p, const BandsPlan& plan, cudaStream_t stream) {
     using B = Bands<C, K>;
-    const double tiles = plan.tiles(p);
+    const double tiles = tiles_of(plan, p);
     if (tiles > kMostBlocks) return "more tiles than one CUDA grid can hold";
     const int height = 16 * plan.down + plan.rows - 1;
     const int used =

@@ -178,28 +178,8 @@ __global__ void __launch_bounds__(kThreads, I > 1 ? 2 : 4)
 #pragma unroll
                 for (int q = 0; q < 4; ++q) sum[i][j][q] += lower[i][j][q] * (unit / kLow);
     }
-    // The warps' sums, in their order.
-    float* const all = reinterpret_cast<float*>(shared.tile);
-    for (int w = 0; w < kThreads / 32; ++w) {
-        __syncthreads();
-        if (w != warp) continue;
-#pragma unroll
-        for (int i = 0; i < I; ++i)
-#pragma unroll
-            for (int j = 0; j < J; ++j)
-#pragma unroll
-                for (int q = 0; q < 4; ++q) {
-                    const int tap = (16 * i + lane / 4 + q / 2 * 8) * P::kTapColumns + 8 * j +
-                                    2 * (lane % 4) + q % 2;
-                    all[tap] = sum[i][j][q] + (w ? all[tap] : shared.refused[tap]);
-                }
-    }
-    __syncthreads();
-    float* partial = static_cast<float*>(p.partial) + (g * p.splits + split) * p.kh * p.kw;
-    for (int k = threadIdx.x; k < ni * nj; k += kThreads) {
-        const int i = k / nj, j = k % nj;
-        partial[p.kh * p.kw - 1 - (i0 + i) * p.kw - (j0 + j)] = all[i * P::kTapColumns + j];
-    }
+    store_parts<I, J>(p, g, split, i0, j0, ni, nj, reinterpret_cast<float*>(shared.tile),
+                      shared.refused, sum);
 }
 
 template <int I, int J>

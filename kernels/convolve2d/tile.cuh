@@ -288,6 +288,37 @@ __device__ inline A sum_over_warp(A x) {
     return x;
 }
 
+/// The sums of a block's warps, in their order, on top of `first`, to `partial` of its taps
+/// [i0, i0 + ni) x [j0, j0 + nj) in the order of correlation. A warp has 16 I x 8 J of them as
+/// tensor cores lay them out. `all`: shared memory for as many, which all have done with.
+template <int I, int J>
+__device__ inline void store_parts(const Convolve2dParams& p, int64_t g, unsigned split, int64_t i0,
+                                   int64_t j0, int ni, int nj, float* all, const float* first,
+                                   const float (&sum)[I][J][4]) {
+    constexpr int kColumns = 8 * J;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int w = 0; w < kWarps; ++w) {
+        __syncthreads();
+        if (w != warp) continue;
+#pragma unroll
+        for (int i = 0; i < I; ++i)
+#pragma unroll
+            for (int j = 0; j < J; ++j)
+#pragma unroll
+                for (int q = 0; q < 4; ++q) {
+                    const int tap =
+                        (16 * i + lane / 4 + q / 2 * 8) * kColumns + 8 * j + 2 * (lane % 4) + q % 2;
+                    all[tap] = sum[i][j][q] + (w ? all[tap] : first[tap]);
+                }
+    }
+    __syncthreads();
+    float* partial = static_cast<float*>(p.partial) + (g * p.splits + split) * p.kh * p.kw;
+    for (int k = threadIdx.x; k < ni * nj; k += kThreads) {
+        const int i = k / nj, j = k % nj;
+        partial[p.kh * p.kw - 1 - (i0 + i) * p.kw - (j0 + j)] = all[i * kColumns + j];
+    }
+}
+
 constexpr int64_t kMostBlocks = 0x7fffffff;
 
 /// Calls `launch(size, across, down, tiles)` where tiles of so many images, and `blocks`, can be
