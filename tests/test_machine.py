@@ -107,6 +107,20 @@ print(found)
     assert done.stdout == f"{[0] * 100}\n", done.stdout + done.stderr
 
 
+def test_a_program_starts_without_a_touch_of_the_filters_of_warnings(tmp_path, monkeypatch):
+    """They are the process's, and builds start programs in threads of their own."""
+    (tmp_path / "hello").write_text("#!/bin/sh\necho $0 $HELLO\n")
+    (tmp_path / "hello").chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HELLO": "there"}
+    with monkeypatch.context() as patched:
+        patched.setattr("warnings.catch_warnings", None)
+        hello = child.start(["hello"], env=env, stdout=subprocess.PIPE, text=True)
+        assert child.start(["true"]).wait() == 0
+    assert hello.communicate()[0] == f"{tmp_path / 'hello'} there\n"
+    with pytest.raises(FileNotFoundError, match="no such program"):
+        child.start([str(tmp_path / "no such program")])
+
+
 def test_a_child_imports_what_this_process_does_whatever_lies_around(tmp_path):
     """The current folder and the environment do not come before `sys.path`."""
     for name in ("json.py", "importlib.py", "loader.py"):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -44,7 +45,15 @@ def command(function: str, *arguments: object, body: bool = True) -> list[str]:
 
 
 def start(command: list[str], tries: int = 3, **options: Any) -> subprocess.Popen:
-    """Start a program; again where a crowded machine, or EFAULT of a sandbox's, refuses it."""
+    """Start a program; again where a crowded machine, or EFAULT of a sandbox's, refuses it.
+
+    It is looked for here: os.get_exec_path, which Popen asks of a bare name, sets and puts back the
+    filters of warnings, and from another thread undoes those that a caller sets meanwhile.
+    """
+    places = (options.get("env") or os.environ).get("PATH", os.defpath)
+    found = shutil.which(command[0], path=places)
+    if found and os.path.isabs(found):
+        options.setdefault("executable", found)
     try:
         with _starting:
             return subprocess.Popen(command, **options)
