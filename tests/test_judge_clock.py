@@ -186,6 +186,18 @@ def test_arguments_of_each_call_are_others_in_the_same_layout():
     assert torch.equal(given[2], fixed)
 
 
+@pytest.mark.parametrize("copies", [None, 0, 1, 5])
+def test_what_lies_beside_a_slice_is_none_of_its_arguments(copies):
+    memory = torch.full((8, 32), torch.nan)
+    memory[:, ::2] = torch.rand(8, 16)
+    part = memory[:, ::2] if copies is None else memory[:, ::2].expand(copies, 8, 16)
+    for places in (1, 37, 127):
+        made = exhibits.turned(part, places, 0.5)
+        expected = memory[:, ::2].flatten().roll(places).view(8, 16) * 0.5
+        assert made.stride() == part.stride() and torch.equal(made, expected.expand(part.shape))
+    assert memory.isnan().sum() == 128
+
+
 def test_what_could_not_be_ruled_out_is_a_warning_that_says_what_to_do():
     ledger = Ledger(general=False)
     ledger.passed("streams", "runs")

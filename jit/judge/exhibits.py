@@ -177,9 +177,21 @@ class Mapped:
 
 
 def turned(x: Tensor, places: int = 0, scale: float = 1.0) -> Tensor:
-    """Return a copy whose memory is rolled by so many places and scaled, with the same strides."""
+    """Return a copy whose elements are rolled by so many places and scaled, with the same strides.
+
+    What lies between them, a slice's neighbours, is none of its numbers and stays where it is.
+    """
     flat = x.as_strided((_elements(x),), (1,))
-    flat = flat.clone() if scale == 1 and not places else flat.roll(places) * scale
+    if scale == 1 and not places:
+        return flat.clone().as_strided(x.shape, x.stride())
+    once = [
+        min(size, 1) if not step else size for size, step in zip(x.shape, x.stride(), strict=True)
+    ]
+    own = x.as_strided(once, x.stride())
+    if own.numel() >= flat.numel():
+        return (flat.roll(places) * scale).as_strided(x.shape, x.stride())
+    flat = flat.clone()
+    flat.as_strided(once, x.stride()).copy_(own.flatten().roll(places).view(once) * scale)
     return flat.as_strided(x.shape, x.stride())
 
 
