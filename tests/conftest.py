@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import compiler
@@ -69,12 +70,21 @@ TOGETHER = (
 
 def pytest_addoption(parser):
     parser.addoption("--sharded-seed", type=int, default=0, help="of the first random case")
+    parser.addoption("--seed", type=int, default=0, help="other random numbers in every test")
 
 
 def pytest_configure():
     # A shell starts what it runs behind without SIGINT, and children of such a run would never see
     # the Ctrl-C that tests send them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup(item):
+    """Have torch's random numbers depend on the test alone, not on those that this worker ran before."""
+    seed = zlib.crc32(f"{item.config.getoption('seed')} {item.nodeid}".encode())
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
 
 
 _modules: list[int] = []  # imported when `freeze` was last at work
