@@ -91,7 +91,7 @@ def test_a_failure_is_noted_and_not_tried_again(built, tmp_path):
 def test_a_process_that_ends_while_it_is_built_says_nothing(built, tmp_path):
     wrapper, lingers = tmp_path / "lingering-c++", tmp_path / "lingers"
     wrapper.write_text(
-        f'#!/bin/sh\nc++ "$@" || exit\ncase "$*" in *node.cpp*) echo > "{lingers}"; sleep 60;; esac\n'
+        f'#!/bin/sh\ncase "$*" in *node.cpp*) echo > "{lingers}"; sleep 60;; esac\nexec c++ "$@"\n'
     )
     wrapper.chmod(0o755)
     assert built.run("import loader; loader.build()", CXX=wrapper).returncode == 0
