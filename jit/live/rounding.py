@@ -7,6 +7,7 @@ little where terms agree, much where they cancel, a whole level where a number i
 """
 
 import contextlib
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -70,11 +71,10 @@ class Rounding(TorchDispatchMode):
         self, function: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Run one of PyTorch's own operators."""
-        kwargs = in_float64(kwargs or {})
+        kwargs = in_float64(kwargs) if kwargs else {}
         if not self._level.units or function.is_view:
             return function(*args, **kwargs)
-        changes = function._schema.is_mutable
-        sums = torch.Tag.pointwise not in function.tags
+        changes, sums = _facts(function)
 
         def magnitude() -> Any:
             with contextlib.suppress(RuntimeError, NotImplementedError):
@@ -87,17 +87,17 @@ class Rounding(TorchDispatchMode):
         def rounded(x: Tensor) -> Tensor:
             if not (x.is_floating_point() and x.numel()) or x.is_meta or x._is_zerotensor():
                 return x  # nothing to round: torch has zeros without memory
-            nearest = x.to(torch.float32).to(x.dtype)
+            nearest = x.float().to(x.dtype)
             if torch.equal(nearest, x):  # copies, whole numbers, what was rounded before
                 return x
             scale = (before if changes else magnitude()) if sums else None
             if not isinstance(scale, Tensor) or scale.shape != x.shape:
                 scale = x.abs()
-            moved = (x + scale * self._noise(x)).to(torch.float32).to(x.dtype)
+            moved = (x + scale * self._noise(x)).float().to(x.dtype)
             moved = torch.where(nearest == x, x, moved)
             return x.copy_(moved) if changes else moved
 
-        return tree_map_only(Tensor, rounded, out)
+        return rounded(out) if isinstance(out, Tensor) else tree_map_only(Tensor, rounded, out)
 
     def _noise(self, x: Tensor) -> Tensor | float:
         """By what share of its terms each element moves."""
@@ -108,6 +108,12 @@ class Rounding(TorchDispatchMode):
             self._generators[x.device] = torch.Generator(x.device).manual_seed(self._level.seed)
         uniform = torch.rand(x.shape, device=x.device, generator=self._generators[x.device])
         return uniform.mul_(2 * most).sub_(most)
+
+
+@functools.cache
+def _facts(function: OpOverload) -> tuple[bool, bool]:
+    """Whether one of PyTorch's operators changes its arguments, and whether it sums."""
+    return function._schema.is_mutable, torch.Tag.pointwise not in function.tags
 
 
 def _magnitude(x: Tensor) -> Tensor:
