@@ -112,7 +112,7 @@ class Rounding(TorchDispatchMode):
 
 @functools.cache
 def _facts(function: OpOverload) -> tuple[bool, bool]:
-    """Whether one of PyTorch's operators changes its arguments, and whether it sums."""
+    """Tell whether one of PyTorch's operators changes its arguments, and whether it sums."""
     return function._schema.is_mutable, torch.Tag.pointwise not in function.tags
 
 
