@@ -183,7 +183,9 @@ class OperatorTests(ModeTests):
         assert_close(*results, **self.rounding)
 
     def test_function_transforms(self):
-        """Members of a batch that share a tensor or share none; a batch of batches, also of one."""
+        """Members of a batch that share a tensor or share none, with gradients from within and from
+        outside of it; a batch of batches, also of one.
+        """
         batch = [torch.stack(x) for x in zip(*(self.small(seed=i) for i in range(3)), strict=True)]
         gradients = torch.func.grad(self.loss, argnums=tuple(range(len(batch))))
         for batched in masks(len(batch)):
@@ -199,6 +201,16 @@ class OperatorTests(ModeTests):
                 dims = tuple(0 if many else None for many in batched)
                 ours = several(torch.vmap(function, dims)(*args))
                 assert_close([*ours], [torch.stack(x) for x in each])
+
+            def total(*args, dims=dims):
+                return torch.vmap(self.loss, dims)(*args).sum()
+
+            # ours: of `gradients`; from outside of the batch each shared tensor gets the sum.
+            outside = [x if many else x.sum(0) for x, many in zip(ours, batched, strict=True)]
+            leaves = [x.detach().clone().requires_grad_() for x in args]
+            assert_close([*torch.autograd.grad(total(*leaves), leaves)], outside)
+            every = tuple(range(len(args)))
+            assert_close([*torch.func.grad(total, argnums=every)(*args)], outside)
         for nested in ([x[None] for x in batch], [x[:, None] for x in batch]):
             ours = several(torch.vmap(torch.vmap(gradients))(*nested))
             flat = several(torch.vmap(gradients)(*batch))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import session, sharding
+from . import levels, session, sharding
 
 
 def library(name: str):
@@ -110,7 +110,7 @@ def differentiable(op, setup_context: Callable, backward: Callable, tangent: Cal
             raise
 
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}
-    methods["jvp"] = _nested(tangent)
+    methods["jvp"] = levels.nested(tangent)
     formula = type(
         f"{op.name().split('::')[1]}_formula",
         (torch.autograd.Function,),
@@ -123,12 +123,18 @@ def differentiable(op, setup_context: Callable, backward: Callable, tangent: Cal
         if torch.compiler.is_compiling():
             return op(*args)
         # In a dual level only the formula notices a tangent.
-        wanted = torch.is_grad_enabled() and any_requires_grad(*args)
-        if wanted or forward_ad._current_level >= 0:
-            if transforming():
-                return formula.apply(*args)
-            return apply(*[unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args])
-        return forward(*args)
+        wanted = forward_ad._current_level >= 0 or (
+            torch.is_grad_enabled()
+            and (
+                any_requires_grad(*args)
+                or (transforming() and any(map(levels.batch_of_leaves, args)))
+            )
+        )
+        if not wanted:
+            return forward(*args)
+        if transforming():
+            return formula.apply(*args)
+        return apply(*[unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args])
 
     return call
 
@@ -137,39 +143,6 @@ def _lack_of_memory(error: RuntimeError) -> RuntimeError | None:
     """A kernel's error in torch's class, which a kernel on the stable ABI cannot raise."""
     is_it = type(error) is RuntimeError and str(error).startswith("CUDA out of memory.")
     return torch.OutOfMemoryError(str(error)) if is_it else None
-
-
-class _Primals:
-    """A ctx whose saved tensors have no tangents at torch.func's level."""
-
-    def __init__(self, ctx):
-        self._ctx = ctx
-        self.saved_tensors = tuple(x if x is None else _primal(x) for x in ctx.saved_tensors)
-
-    def __getattr__(self, name):
-        return getattr(self._ctx, name)
-
-
-def _primal(x: Tensor) -> Tensor:
-    """Without its tangent; in a batch too, for which torch has no rule of that."""
-    f = torch._C._functorch
-    if not f.is_batchedtensor(x):
-        return forward_ad.unpack_dual(x).primal
-    return f._add_batch_dim(_primal(f.get_unwrapped(x)), f.maybe_get_bdim(x), f.maybe_get_level(x))
-
-
-def _nested(tangent: Callable) -> Callable:
-    """A formula of forward mode whose results have tangents of their own at torch.func's lower
-    levels: torch calls it with forward mode off, which there would lose them without a word.
-    """
-
-    def formula(ctx, *tangents):
-        if not torch._C._are_functorch_transforms_active():
-            return tangent(ctx, *tangents)
-        with forward_ad._set_fwd_grad_enabled(True):
-            return tangent(_Primals(ctx), *tangents)
-
-    return formula
 
 
 def in_forward_mode() -> bool:

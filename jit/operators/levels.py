@@ -1,0 +1,50 @@
+"""What torch.func's levels hide from a derivative: leaves below a batch, tangents of tangents."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def batch_of_leaves(x) -> bool:
+    """True for a batch of torch.vmap over a tensor that requires a gradient; the batch says no."""
+    f = torch._C._functorch
+    while isinstance(x, Tensor) and f.is_functorch_wrapped_tensor(x):
+        x = f.get_unwrapped(x)
+        if x.requires_grad:
+            return True
+    return False
+
+
+class _Primals:
+    """A ctx whose saved tensors have no tangents at torch.func's level."""
+
+    def __init__(self, ctx):
+        self._ctx = ctx
+        self.saved_tensors = tuple(x if x is None else _primal(x) for x in ctx.saved_tensors)
+
+    def __getattr__(self, name):
+        return getattr(self._ctx, name)
+
+
+def _primal(x: Tensor) -> Tensor:
+    """Without its tangent; in a batch too, for which torch has no rule of that."""
+    f = torch._C._functorch
+    if not f.is_batchedtensor(x):
+        return forward_ad.unpack_dual(x).primal
+    return f._add_batch_dim(_primal(f.get_unwrapped(x)), f.maybe_get_bdim(x), f.maybe_get_level(x))
+
+
+def nested(tangent: Callable) -> Callable:
+    """A formula of forward mode whose results have tangents of their own at torch.func's lower
+    levels: torch calls it with forward mode off, which there would lose them without a word.
+    """
+
+    def formula(ctx, *tangents):
+        if not torch._C._are_functorch_transforms_active():
+            return tangent(ctx, *tangents)
+        with forward_ad._set_fwd_grad_enabled(True):
+            return tangent(_Primals(ctx), *tangents)
+
+    return formula
