@@ -58,7 +58,6 @@ constexpr int kFloatTaps = 6;       // of float32 columns of up to four rows,
 constexpr int kFloatTapsTall = 2;   // and of more
 constexpr int kColumnBlocks = 792;  // of kernel_gradient_columns.rest.cu,
 constexpr int kColumnWarps = 4;     // and the warps of one
-constexpr int kBandsChunk = 32;     // the same of kernel_gradient_bands.rest.cu
 constexpr int kFewRows = 4, kFewColumns = 4;  // of taps that columns sum in 16 bits
 constexpr int kEightsBlocks = 1056;           // of kernel_gradient_eights.rest.cu
 
@@ -68,7 +67,7 @@ struct Convolve2dRest {
     const char* (*strips)(const Convolve2dParams* p, void* stream);
     const char* (*bands)(const Convolve2dParams* p, void* stream);
     const char* (*columns)(const Convolve2dParams* p, void* stream);
-    const char* (*bands_parts)(const Convolve2dParams* p, void* stream);
+    const char* (*strips_parts)(const Convolve2dParams* p, void* stream);
     const char* (*columns_parts)(const Convolve2dParams* p, void* stream);
     const char* (*eights)(const Convolve2dParams* p, void* stream);
     const char* (*eights_parts)(const Convolve2dParams* p, void* stream);
@@ -78,7 +77,7 @@ OCTET_KERNEL const char* convolve2d_strips_cuda(const Convolve2dParams* p, void*
 OCTET_KERNEL const char* convolve2d_bands_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_columns_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_columns_parts_cuda(const Convolve2dParams* p, void* stream);
-OCTET_KERNEL const char* convolve2d_bands_parts_cuda(const Convolve2dParams* p, void* stream);
+OCTET_KERNEL const char* convolve2d_strips_parts_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_eights_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL const char* convolve2d_eights_parts_cuda(const Convolve2dParams* p, void* stream);
 OCTET_KERNEL void convolve2d_others_cpu(const Convolve2dParams* p, int64_t begin, int64_t end);
@@ -162,39 +161,32 @@ inline bool convolve2d_by_bands(const Convolve2dParams& p) {
     if (p.kw > r.bands_wide) return many || double(p.N) * p.OH * p.OW >= r.large;
     return many && p.kw > r.bands_columns;
 }
-/// The same of the gradient to the kernel, whose sums are of 16 x 16 or 32 x 32 taps: at least a
-/// third of these have to be wanted, and the pixels to be many where the taps are few.
-inline bool convolve2d_parts_by_bands(const Convolve2dParams& p) {
-    if (p.dtype == DType::kDouble) return false;
-    if (p.kh <= 16 && p.kw <= 16)
-        return p.kh * p.kw >= 81 || (p.kh * p.kw > 25 && p.kw > 4 && p.OH * p.OW >= 1 << 14);
-    const int64_t down = ceil_div(p.kh, kBandsChunk), across = ceil_div(p.kw, kBandsChunk);
-    return 3 * p.kh * p.kw >= down * across * kBandsChunk * kBandsChunk;
+/// Whether the gradient to the kernel is summed in strips, whose rows and columns count as int:
+/// quicker than all others but for the small squares that tiles are compiled for.
+inline bool convolve2d_parts_by_strips(const Convolve2dParams& p) {
+    const bool compiled = p.kh == p.kw && (p.kh == 3 || p.kh == 5);
+    return p.dtype == DType::kFloat && p.kh >= 3 && p.kw >= 3 && !compiled &&
+           convolve2d_in_columns(p) && p.W < 1 << 30 && p.OW < 1 << 30;
 }
 
 /// Whether so few sums are done soonest by a block to each tap.
 inline bool convolve2d_is_small_gradient(const Convolve2dParams& p) {
     constexpr auto r = kConvolve2dRates;
     const double outputs = double(p.N) * p.OH * p.OW, taps = double(p.kh * p.kw);
-    const bool bands = convolve2d_parts_by_eights(p) || convolve2d_parts_by_bands(p);
-    return outputs > 0 && outputs / p.G <= (bands ? r.small_sums_bands : r.small_sums) &&
-           taps * outputs <= (bands ? r.small_sum_products_bands : r.small_sum_products);
+    const bool quick = p.dtype == DType::kFloat || convolve2d_parts_by_eights(p);
+    return outputs > 0 && outputs / p.G <= (quick ? r.small_sums_quick : r.small_sums) &&
+           taps * outputs <= (quick ? r.small_sum_products_quick : r.small_sum_products);
 }
 
-/// How kernel_gradient_columns.rest.cu cuts the taps into chunks of `rows` x `columns`, and the
-/// outputs into `across` x `down` parts of an image, `height` rows each, a warp to each of them.
+/// How kernel_gradient_columns.rest.cu cuts the rows of taps into chunks of `rows`, and the outputs
+/// into `across` x `down` parts of an image, `height` rows each, a warp to each of them.
 struct Convolve2dColumns {
-    int64_t rows, columns, chunks, across, down;
-    int height;
+    int64_t rows, chunks, across, down;
+    int height = 128;
 
-    explicit Convolve2dColumns(const Convolve2dParams& p) : height(128) {
-        const int64_t chunks_across = ceil_div(p.kw, kColumnTaps);
-        const int64_t chunks_down = ceil_div(p.kh, kColumnTaps);
-        chunks = chunks_across * chunks_down;
-        rows = ceil_div(p.kh, chunks_down), columns = ceil_div(p.kw, chunks_across);
-        const bool six = rows <= 6 && (columns == 5 || columns == 6);
-        rows = rows <= 4 ? 4 : six ? 6 : kColumnTaps;
-        across = ceil_div(p.OW, 33 - columns);
+    explicit Convolve2dColumns(const Convolve2dParams& p) : chunks(ceil_div(p.kh, kColumnTaps)) {
+        rows = ceil_div(p.kh, chunks) <= 4 ? 4 : kColumnTaps;
+        across = ceil_div(p.OW, 33 - p.kw);
         // Fewer rows where warps would be few.
         const double beside = double(p.N) * double(chunks * across);
         while (height > 8 && beside * double(ceil_div(p.OH, height)) < kColumnBlocks * kColumnWarps)
@@ -202,44 +194,16 @@ struct Convolve2dColumns {
         down = ceil_div(p.OH, height);
     }
 };
-/// Whether it is quicker than others.
+/// Whether it is quicker than others: few columns of taps, and in float32 no strips.
 inline bool convolve2d_parts_by_columns(const Convolve2dParams& p) {
-    constexpr auto r = kConvolve2dRates;
-    if (!convolve2d_in_columns(p)) return false;
-    const bool wide = p.dtype == DType::kFloat;
-    const Convolve2dColumns plan(p);
-    const int64_t products = plan.rows * plan.columns * plan.chunks;
+    if (!convolve2d_in_columns(p) || convolve2d_parts_by_strips(p)) return false;
+    if (p.dtype == DType::kFloat) {
+        // Chunks have four rows at least; tiles do one or two of more columns as soon.
+        return p.kw <= (p.kh < 3 ? kFewColumns : 2) && p.kh * p.kw <= kConvolve2dRates.columns_taps;
+    }
     const bool words = (p.in_stride[1] | p.grad_out_stride[1]) % 4 == 0;
-    const bool large = double(p.N) * double(p.OH) * double(p.OW) >= r.columns_large;
-    if (!wide) return p.kh <= kFewRows && p.kw <= kFewColumns && (p.kh != 3 || p.kw != 3 || !words);
-    if (p.kh == p.kw && (p.kw == 3 || p.kw == 5)) return false;
-    if (convolve2d_parts_by_bands(p)) {
-        const bool off_words = p.in_stride[1] % 4 != 0 && p.grad_out_stride[1] % 4 != 0;
-        return products <= (large && off_words ? r.columns_off_words : r.columns_beside_bands);
-    }
-    // Chunks have four rows at least; tiles do one or two of float32 as soon.
-    if (p.kh < 3) return p.kw <= 4;
-    return products <= r.columns_32bit;
+    return p.kh <= kFewRows && p.kw <= kFewColumns && (p.kh != 3 || p.kw != 3 || !words);
 }
-
-/// How kernel_gradient_bands.rest.cu cuts the taps into chunks of `chunk` x `chunk`, and the
-/// outputs into `across` x `down` tiles of an image, `height` rows each.
-struct Convolve2dBandsParts {
-    int chunk, height = kTileRows;
-    int64_t chunks, across, down;
-
-    explicit Convolve2dBandsParts(const Convolve2dParams& p) {
-        constexpr auto r = kConvolve2dRates;
-        const int lead = int((p.shift[1] - (p.kw - 1)) & 3);
-        chunk = p.kh <= 16 && p.kw <= 16 ? 16 : kBandsChunk;
-        chunks = ceil_div(p.kh, chunk) * ceil_div(p.kw, chunk);
-        across = ceil_div(p.OW + lead, kTileColumns);
-        const double beside = double(p.N) * double(across * chunks);
-        const double few = chunk == 16 ? r.bands_parts_few : r.bands_parts_few_32;
-        while (height > 8 && beside * double(ceil_div(p.OH, height)) < few) height /= 2;
-        down = ceil_div(p.OH, height);
-    }
-};
 
 /// How kernel_gradient_eights.rest.cu cuts the taps into chunks of `rows` x `columns`, and the
 /// outputs into `across` x `down` tiles of an image, `height` rows each.
@@ -269,6 +233,53 @@ struct Convolve2dEightsParts {
     }
 };
 
+/// How kernel_gradient_strips.rest.cu cuts the taps into chunks of up to `rows` x `columns`, which
+/// a block's warps share: `parts` of up to kRowTaps rows each, in `slices` of a tile's rows; and
+/// the outputs into `across` x `down` tiles of an image, `height` rows each.
+struct Convolve2dStripsParts {
+    static constexpr int kRowTaps = 4;
+    int rows, columns, parts, slices, height;
+    int others;  // where in shared memory sums lie that are made one by one: numbers
+    int bytes;   // of shared memory
+    int64_t chunks_across, chunks, across, down;
+
+    /// Warps that a block has at most, for so many columns of taps, and the registers of a thread.
+    static constexpr int most_warps(int columns) { return columns > 11 ? 6 : 8; }
+    static constexpr int registers(int columns) { return columns > 11 ? 168 : 128; }
+    /// From row to row of a tile of the input, of which four outputs read whole words.
+    static constexpr int pitch(int columns) { return kTileColumns + (columns + 2) / 4 * 4; }
+
+    explicit Convolve2dStripsParts(const Convolve2dParams& p) {
+        constexpr auto r = kConvolve2dRates;
+        chunks_across = ceil_div(p.kw, kStripTaps), columns = int(ceil_div(p.kw, chunks_across));
+        const int64_t chunks_down = ceil_div(p.kh, most_warps(columns) * kRowTaps);
+        chunks = chunks_down * chunks_across;
+        rows = int(ceil_div(p.kh, chunks_down)), parts = int(ceil_div(rows, kRowTaps));
+        slices = parts == 1 ? 4 : parts == 2 ? 2 : 1;
+        across = ceil_div(p.OW, kTileColumns);
+        height = slices == 4 || columns > 11 ? 64 : 32;
+        const double beside = double(p.N) * double(across * chunks);
+        const auto few = [&] {
+            const bool tall = height == 64 && slices == 1;
+            return beside * double(ceil_div(p.OH, height)) <
+                   (tall ? r.strips_parts_tall : r.strips_parts_few);
+        };
+        while (height > 8 * slices && few()) height /= 2;
+        down = ceil_div(p.OH, height);
+        const int tiles = (height + rows - 1) * pitch(columns) + (height + 1) * kTileColumns;
+        const int sums = warps() * kRowTaps * columns;
+        others = tiles > sums ? tiles : sums;
+        bytes = (others + rows * columns) * int(sizeof(float));
+    }
+    HD int warps() const { return parts * slices; }
+    /// Blocks that an H100 has at a time. A constant and not the GPU's: see convolve2d_splits.
+    int64_t resident() const {
+        const int by_registers = 65536 / (registers(columns) * 32 * warps());
+        const int by_memory = 232448 / (bytes + 1024);
+        return 132 * (by_registers < by_memory ? by_registers : by_memory);
+    }
+};
+
 /// Into how many parts the CUDA kernels cut a group's tiles, or columns, for the gradient to the
 /// kernel: about 1024 blocks in all. A constant and not the GPU's size, so that the result does not
 /// depend on it.
@@ -278,10 +289,10 @@ inline int64_t convolve2d_splits(const Convolve2dParams& p) {
         const Convolve2dEightsParts plan(p);
         tiles = p.N / p.G * plan.across * plan.down;
         most = kEightsBlocks / (p.G * plan.chunks);
-    } else if (!convolve2d_parts_by_columns(p) && convolve2d_parts_by_bands(p)) {
-        const Convolve2dBandsParts plan(p);
+    } else if (convolve2d_parts_by_strips(p)) {
+        const Convolve2dStripsParts plan(p);
         tiles = p.N / p.G * plan.across * plan.down;
-        most = 1024 / (p.G * plan.chunks);
+        most = plan.resident() / (p.G * plan.chunks);
     } else if (convolve2d_parts_by_columns(p)) {
         const Convolve2dColumns plan(p);
         tiles = ceil_div(p.N / p.G * plan.across * plan.down, kColumnWarps);

@@ -222,12 +222,12 @@ void kernel_gradient(const Geometry& s, const Tensor& grad_out, const Tensor& im
     } else if (on_tensor_cores(convolve2d_parts_by_eights(p), image)) {
         tell("16 bits on tensor cores", kEights);
         parts = rest_of<Convolve2dRest>(kName)->eights_parts;
+    } else if (convolve2d_parts_by_strips(p)) {
+        tell("multiply-adds in strips", "float32: sums of many taps at a time stay in registers");
+        parts = rest_of<Convolve2dRest>(kName)->strips_parts;
     } else if (convolve2d_parts_by_columns(p)) {
         tell("columns", kFewTaps);
         parts = rest_of<Convolve2dRest>(kName)->columns_parts;
-    } else if (on_tensor_cores(convolve2d_parts_by_bands(p), image)) {
-        tell("bands on tensor cores", kBands);
-        parts = rest_of<Convolve2dRest>(kName)->bands_parts;
     } else {
         tell("multiply-adds", kTiles);
     }

@@ -71,7 +71,7 @@ def check(image, kernel, mode="same", boundary="zero"):
 
 
 def check_many(out, grad_image, image, grad_out, kernel, mode, boundary):
-    """On a GPU few pixels have kernels of their own: so many more go through tiles or bands."""
+    """On a GPU few pixels have kernels of their own: so many more go through the others."""
     many = 1 + int(1.2e7) // (out.numel() * kernel.numel())
     images, grads = image.expand(many, -1, -1), grad_out.expand(many, -1, -1)
     eps = torch.finfo(image.dtype).eps
@@ -189,10 +189,11 @@ def test_any_strides(layout, dtype, device):
             assert_close(ours, same, rtol=0, atol=0 if device == "cpu" else 1e-3)
 
 
+@pytest.mark.parametrize("size", [(3, 3), (2, 3), (4, 6)], ids=str)
 @pytest.mark.parametrize("shape", [(0, 8, 8), (3, 0, 8), (3, 8, 0), (0, 0)], ids=str)
-def test_empty_images(shape, device):
+def test_empty_images(shape, size, device):
     """No pixels give no output, and a gradient of 0 to the kernel."""
-    image, kernel = sample(shape, (3, 3), device)
+    image, kernel = sample(shape, size, device)
     out = convolve2d(image, kernel, boundary="reflect")
     assert out.shape == shape
     to_image, to_kernel = convolve2d_bw(out, image, kernel, output_mask=(True, True))
@@ -264,6 +265,29 @@ def close_to_float64(image, kernel, mode, boundary):
     for one, exact, n in zip(ours, wanted, terms, strict=True):
         off = max(n, 16) * torch.finfo(torch.float32).eps
         assert_close(one.double(), exact, rtol=torch.finfo(one.dtype).eps, atol=off)
+
+
+@pytest.mark.cuda
+# Rows of taps for one warp, for several and for two blocks; columns of each kind, and of two blocks.
+@pytest.mark.parametrize(
+    "kernel",
+    [(3, 4), (4, 16), (5, 3), (7, 7), (9, 9), (11, 11), (13, 12), (26, 14), (31, 33), (40, 6)],
+    ids=str,
+)
+def test_gradients_to_float32_kernels_in_strips(kernel):
+    """Tiles of each height, one to a block and several; rows on words, between them, and apart."""
+    for shape in ((60, 136), (401, 139), (30, 29, 28), (2000, 1001), (6, 700, 640)):
+        image, taps = sample(shape, kernel, "cuda")
+        for boundary in BOUNDARIES:
+            close_to_float64(image, taps, "same", boundary)
+    close_to_float64(image[:, 1:, 3:], taps.t().contiguous().t(), "valid", "zero")
+    close_to_float64(image[:, ::3, ::2], taps, "full", "reflect")
+    several = torch.stack([taps, taps.flip(0), -taps]).requires_grad_()
+    torch.vmap(convolve2d)(image[:3], several).square().sum().backward()
+    for pixels, own, grad in zip(image, several.detach(), several.grad, strict=False):
+        alone = own.requires_grad_()
+        convolve2d(pixels, alone).square().sum().backward()
+        assert_close(grad, alone.grad, rtol=1e-4, atol=1e-4 * alone.grad.abs().max().item())
 
 
 @pytest.mark.cuda
@@ -389,7 +413,7 @@ def test_a_nan_spreads_as_far_as_the_kernel_reaches(kernel, rows, bad, device):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("shape", [(33, 66), (333, 166)], ids=str)
-@pytest.mark.parametrize("kernel", [(5, 5), (4, 4), (7, 6)], ids=str)
+@pytest.mark.parametrize("kernel", [(5, 5), (4, 4), (7, 6), (9, 25)], ids=str)
 def test_a_nan_outside_of_a_ragged_tile_stays_out_of_the_kernels_gradient(
     kernel, shape, bad, device
 ):

@@ -1,30 +1,30 @@
 """What torch.func's levels hide from a derivative: leaves below a batch, tangents of tangents."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def batch_of_leaves(x) -> bool:
+def batch_of_leaves(x: object) -> bool:
     """True for a batch of torch.vmap over a tensor that requires a gradient; the batch says no."""
     f = torch._C._functorch
-    while isinstance(x, Tensor) and f.is_functorch_wrapped_tensor(x):
-        x = f.get_unwrapped(x)
-        if x.requires_grad:
-            return True
-    return False
+    if not isinstance(x, Tensor) or not f.is_functorch_wrapped_tensor(x):
+        return False
+    below: Tensor = f.get_unwrapped(x)
+    return below.requires_grad or batch_of_leaves(below)
 
 
 class _Primals:
     """A ctx whose saved tensors have no tangents at torch.func's level."""
 
-    def __init__(self, ctx):
+    def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
         self.saved_tensors = tuple(x if x is None else _primal(x) for x in ctx.saved_tensors)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
 
 
@@ -41,7 +41,7 @@ def nested(tangent: Callable) -> Callable:
     levels: torch calls it with forward mode off, which there would lose them without a word.
     """
 
-    def formula(ctx, *tangents):
+    def formula(ctx: Any, *tangents: Any) -> Any:
         if not torch._C._are_functorch_transforms_active():
             return tangent(ctx, *tangents)
         with forward_ad._set_fwd_grad_enabled(True):

@@ -10,6 +10,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     using F = Fixed<K>;
     __shared__ alignas(16) float tile[F::kTile * F::kPitch];
     __shared__ float warp_sums[kWarps][K * K];
+    follow();
     const unsigned splits = unsigned(p.splits), split = blockIdx.x % splits;
     const int64_t g = blockIdx.x / splits, first = g * (p.N / p.G);
     const int column = threadIdx.x % kThreadColumns * kQuad;
@@ -99,6 +100,7 @@ __global__ void __launch_bounds__(kThreads)
     constexpr int kPiece = 16, kPieces = kTileColumns / kPiece;
     __shared__ alignas(16) A tile[kTile * kPitch];
     __shared__ alignas(16) A grad[kTileRows * kTileColumns];
+    follow();
     const unsigned splits = unsigned(p.splits), split = blockIdx.x % splits;
     const unsigned chunks_across = unsigned(ceil_div(p.kw, kChunk));
     const unsigned chunks = unsigned(ceil_div(p.kh, kChunk)) * chunks_across;
@@ -159,9 +161,10 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-/// A warp to each tap.
+/// A warp to each tap, behind the kernel whose parts these are.
 template <typename A>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Convolve2dParams p) {
+    follow();
     const int64_t taps = p.kh * p.kw;
     const int64_t tap = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
     if (tap >= p.G * taps) return;
@@ -192,6 +195,7 @@ const char* convolve2d_sum_cuda(const Convolve2dParams* p, void* stream) {
     const int64_t blocks = ceil_div(p->G * p->kh * p->kw, kThreads / 32);
     if (blocks > kMostBlocks) return "more taps than one CUDA grid can hold";
     const auto kernel = p->dtype == DType::kDouble ? sum_kernel<double> : sum_kernel<float>;
-    kernel<<<unsigned(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*p);
+    start(kernel, unsigned(blocks), kThreads, 0, can_follow(kernel),
+          static_cast<cudaStream_t>(stream), *p);
     return launch_error();
 }

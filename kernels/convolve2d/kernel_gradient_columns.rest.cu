@@ -1,4 +1,4 @@
-// The gradient of convolve2d to its kernel where taps are few, or few to a row: see columns.cuh. A
+// The gradient of convolve2d to its kernel where taps are few to a row: see columns.cuh. A
 // lane has the sums of a chunk of taps in registers, over outputs of one column below each other.
 // Of grad_out it keeps as many rows as a row of the input meets, one number each.
 #include "columns.cuh"
@@ -10,18 +10,13 @@ __global__ void __launch_bounds__(kThreads, kRowTaps* kTaps > 36 ? 3 : 4)
                   int height) {
     using A = Acc<T>;
     __shared__ A warp_sums[kWarps][kRowTaps * kTaps];
+    follow();
     const unsigned splits = unsigned(p.splits), split = blockIdx.x % splits;
-    const unsigned chunks_across = unsigned(ceil_div(p.kw, kTaps));
-    const unsigned chunks = unsigned(ceil_div(p.kh, kRowTaps)) * chunks_across;
+    const unsigned chunks = unsigned(ceil_div(p.kh, kRowTaps));
     const unsigned chunk = blockIdx.x / splits % chunks;
     const int64_t g = blockIdx.x / splits / chunks, first = g * (p.N / p.G);
     const unsigned tiles = across * down * unsigned(p.N / p.G);
-    // Chunks of rows are alike; the last columns of taps may be those of two chunks.
-    const int chunks_down = int(chunks / chunks_across), chunk_row = int(chunk / chunks_across);
-    const int i0 = int(p.kh * chunk_row / chunks_down);
-    const int ni = int(p.kh * (chunk_row + 1) / chunks_down) - i0;
-    const int begin = int(chunk % chunks_across) * kTaps;
-    const int j0 = begin < int(p.kw) - kTaps ? begin : int(p.kw) - kTaps;
+    const int i0 = int(p.kh * chunk / chunks), ni = int(p.kh * (chunk + 1) / chunks) - i0;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     A sum[kRowTaps][kTaps] = {};
     for (unsigned index = split * kWarps + warp; index < tiles; index += splits * kWarps) {
@@ -30,7 +25,7 @@ __global__ void __launch_bounds__(kThreads, kRowTaps* kTaps > 36 ? 3 : 4)
         const int64_t y = int64_t(index / across % down) * height;
         const int rows = p.OH - y < height ? int(p.OH - y) : height, all = rows + ni - 1;
         const bool has = lane < kColumns<kTaps> && x < p.OW;
-        Column<T> in(p.in, n * p.in_stride[0], p.in_stride, x + p.shift[1] - (p.kw - 1) + j0, p.W,
+        Column<T> in(p.in, n * p.in_stride[0], p.in_stride, x + p.shift[1] - (kTaps - 1), p.W,
                      y + p.shift[0] - (p.kh - 1) + i0, p.H, p.boundary);
         Column<T> grad(p.grad_out, n * p.grad_out_stride[0], p.grad_out_stride, has ? x : -1, p.OW,
                        y, y + rows, Boundary::kZero);
@@ -103,17 +98,16 @@ __global__ void __launch_bounds__(kThreads, kRowTaps* kTaps > 36 ? 3 : 4)
     __syncthreads();
     A* partial = static_cast<A*>(p.partial) + (g * p.splits + split) * p.kh * p.kw;
     for (int k = threadIdx.x; k < ni * kTaps; k += kThreads) {
-        const int j = j0 + k % kTaps;
         A all = 0;
         for (int w = 0; w < kWarps; ++w) all += warp_sums[w][k];
-        if (j >= begin) partial[p.kh * p.kw - 1 - (i0 + k / kTaps) * p.kw - j] = all;
+        partial[p.kh * kTaps - 1 - i0 * kTaps - k] = all;
     }
 }
 
 template <typename T, int kRowTaps, int kTaps>
 static const char* launch_parts(const Convolve2dParams& p, const Convolve2dColumns& plan,
                                 cudaStream_t stream) {
-    const int64_t chunks = ceil_div(p.kh, kRowTaps) * ceil_div(p.kw, kTaps);
+    const int64_t chunks = ceil_div(p.kh, kRowTaps);
     if (double(plan.across) * double(plan.down) * double(p.N / p.G) > kMostBlocks ||
         p.G * p.splits * chunks > kMostBlocks)
         return "more columns than one CUDA grid can hold";
@@ -125,12 +119,9 @@ template <typename T, int kTaps>
 static const char* with_taps(const Convolve2dParams& p, const Convolve2dColumns& plan,
                              cudaStream_t stream) {
     if constexpr (kTaps > 1)
-        if (plan.columns < kTaps) return with_taps<T, kTaps - 1>(p, plan, stream);
-    if constexpr (sizeof(T) == 4) {
-        if (plan.rows == 8) return launch_parts<T, 8, kTaps>(p, plan, stream);
-        if constexpr (kTaps == 5 || kTaps == 6)
-            if (plan.rows == 6) return launch_parts<T, 6, kTaps>(p, plan, stream);
-    }
+        if (p.kw < kTaps) return with_taps<T, kTaps - 1>(p, plan, stream);
+    if constexpr (sizeof(T) == 4 && kTaps <= 2)
+        if (plan.rows > 4) return launch_parts<T, kColumnTaps, kTaps>(p, plan, stream);
     return launch_parts<T, 4, kTaps>(p, plan, stream);
 }
 
@@ -138,6 +129,6 @@ const char* convolve2d_columns_parts_cuda(const Convolve2dParams* p, void* strea
     static_assert(kWarps == kColumnWarps);
     const Convolve2dColumns plan(*p);
     const auto on = static_cast<cudaStream_t>(stream);
-    return p->dtype == DType::kFloat ? with_taps<float, kColumnTaps>(*p, plan, on)
+    return p->dtype == DType::kFloat ? with_taps<float, kFewColumns>(*p, plan, on)
                                      : with_taps<Short, kFewColumns>(*p, plan, on);
 }

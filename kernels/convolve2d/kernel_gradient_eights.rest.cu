@@ -1,7 +1,11 @@
-// The gradient of convolve2d to kernels of 16 bits on tensor cores: the product of matrices of
-// kernel_gradient_bands.rest.cu, of numbers as they are (eights.cuh). A block has 16 I x 8 J taps,
-// a warp every fourth row of a tile. The products of a tile are summed on their own before they are
-// added to the sums: long chains are what makes sums inexact.
+// The gradient of convolve2d to kernels of 16 bits on tensor cores, of numbers as they are
+// (eights.cuh). For a row y of grad_out, with the taps in the order of correlation,
+//   grad[i, 8 b + n] += sum over X of in[y + i, X] * band_y[X, 8 b + n],
+//   band_y[X, j] = grad_out[y, X - j]:
+// a product of matrices, whose right side depends on X - 8 b alone in pieces of 8 x 8, which are
+// read once for all b. A block has 16 I x 8 J taps, a warp every fourth row of a tile. The products
+// of a tile are summed on their own before they are added to the sums: long chains are what makes
+// sums inexact.
 #include "eights.cuh"
 
 template <int I, int J>
@@ -47,6 +51,7 @@ __global__ void __launch_bounds__(kThreads, I* J > 4 ? 4 : 5)
     using P = EightsParts<I, J>;
     extern __shared__ __align__(16) char memory[];
     P& shared = *reinterpret_cast<P*>(memory);
+    follow();
     const typename P::Grads grads{
         reinterpret_cast<uint16_t*>(shared.tile + (plan.height + P::kTapRows - 1) * P::kPitch)};
     const unsigned splits = unsigned(p.splits), split = blockIdx.x % splits;

@@ -107,29 +107,6 @@ __device__ __noinline__ void fetch_taps(float* taps, const Convolve2dParams& p, 
     }
 }
 
-/// What `fill` does, for a tile of float32 within the image: a lane's addresses go on by the same
-/// steps, and nothing else is worked out. False where it lies elsewhere.
-__device__ __noinline__ bool fill_inside(float* tile, int pitch, const Image& from, int64_t y,
-                                         int64_t x, int rows, int columns) {
-    constexpr int kEach = kMostColumns / 32;
-    if (!kAsyncCopies || from.dtype != DType::kFloat || from.along != 1 || x < 0 || y < 0 ||
-        x + columns > from.W || y + rows > from.H)
-        return false;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const float* at =
-        static_cast<const float*>(from.data) + from.begin + (y + warp) * from.down + x + lane;
-    auto to = static_cast<unsigned>(__cvta_generic_to_shared(tile + warp * pitch + lane));
-    const int64_t step = kWarps * from.down;
-#pragma unroll 4
-    for (int row = warp; row < rows; row += kWarps) {
-#pragma unroll
-        for (int k = 0; k < kEach; ++k)
-            if (lane + 32 * k < columns) begin_copy(to + 128 * k, at + 32 * k, true);
-        at += step, to += kWarps * pitch * sizeof(float);
-    }
-    return true;
-}
-
 /// A warp's sums from shared memory to outputs (y, x) on, so that it writes neighbouring columns.
 __device__ __noinline__ void store_strips(const Convolve2dParams& p, int64_t n, int64_t y,
                                           int64_t x, int columns, const float* sums) {
@@ -182,9 +159,11 @@ __global__ void __launch_bounds__(kThreads, 4)
         if (i0) __syncthreads();
         fetch_taps(taps, p, n, i0, ni, kTapPitch);
         const int64_t y = y0 + p.shift[0] - (p.kh - 1) + i0, x = x0 + p.shift[1] - (kTaps - 1);
-        const int rows = plan.rows + ni - 1, columns = plan.columns + kTaps - 1;
-        if (!fill_inside(tile, plan.pitch, Image::in(p, n), y, x, rows, columns))
-            fill<float, 5>(tile, plan.pitch, Image::in(p, n), y, x, rows, columns);
+        const int rows = plan.rows + ni - 1;
+        if (plan.threads_across == 8)
+            fill_columns<64 + kTaps - 1, 5>(tile, plan.pitch, Image::in(p, n), y, x, rows);
+        else
+            fill_columns<32 + kTaps - 1, 5>(tile, plan.pitch, Image::in(p, n), y, x, rows);
         wait_for_tile();
         // Row t of the tile meets row t - r of the taps for row r of the strip.
         const int begin = ni * share / shares, count = ni * (share + 1) / shares - begin;

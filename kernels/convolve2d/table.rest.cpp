@@ -7,7 +7,7 @@ static const Convolve2dRest* table() {
         OCTET_CUDA_LAUNCHER(convolve2d_strips_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_bands_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_columns_cuda),
-        OCTET_CUDA_LAUNCHER(convolve2d_bands_parts_cuda),
+        OCTET_CUDA_LAUNCHER(convolve2d_strips_parts_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_columns_parts_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_eights_cuda),
         OCTET_CUDA_LAUNCHER(convolve2d_eights_parts_cuda),

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "convolve2d.h"
+#include "follow.cuh"
 #include "short.cuh"
 #include "vector.cuh"
 
@@ -70,6 +71,16 @@ __device__ inline void begin_copy(void* to, const void* from, bool there) {
     begin_copy(static_cast<unsigned>(__cvta_generic_to_shared(to)), from, there);
 }
 
+/// The same where the copy is `wanted`, without a branch.
+__device__ inline void begin_copy_if(bool wanted, unsigned to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile(
+        "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n"
+        " @p cp.async.ca.shared.global [%0], [%1], 4;\n}" ::"r"(to),
+        "l"(from), "r"(int(wanted)));
+#endif
+}
+
 constexpr int kMostColumns = 96;  // of a tile that `fill` fills
 
 /// Copies `rows` x `columns` elements, up to kMostColumns of these, from (y, x) on into a tile
@@ -85,7 +96,7 @@ __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t
         constexpr bool kAsync = kAsyncCopies && sizeof(T) == 4;
         constexpr int kUnder = kAsync ? 2 : kShortRows;  // rows of a warp under way
         const T* in = static_cast<const T*>(from.data) + from.begin;
-        const int lane = threadIdx.x % 32;
+        const int lane = threadIdx.x % 32, warps = int(blockDim.x / 32);
         int64_t offset[kEach];
         bool inside[kEach];
 #pragma unroll
@@ -94,12 +105,12 @@ __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t
             inside[k] = at >= 0 && lane + 32 * k < columns;
             offset[k] = inside[k] ? at * from.along : 0;
         }
-        for (int first = threadIdx.x / 32; first < rows; first += kWarps * kUnder) {
+        for (int first = threadIdx.x / 32; first < rows; first += warps * kUnder) {
             [[maybe_unused]] T value[kUnder][kEach];
             [[maybe_unused]] bool has[kUnder];
 #pragma unroll
             for (int u = 0; u < kUnder; ++u) {
-                const int row = first + u * kWarps;
+                const int row = first + u * warps;
                 const int64_t line = extended(y + row, from.H, from.boundary);
                 has[u] = row < rows && line >= 0;
                 const T* at = in + (has[u] ? line * from.down : 0);
@@ -116,7 +127,7 @@ __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t
             }
 #pragma unroll
             for (int u = 0; u < kUnder; ++u) {
-                const int row = first + u * kWarps;
+                const int row = first + u * warps;
 #pragma unroll
                 for (int k = 0; k < kEach; ++k)
                     if (!kAsync && row < rows && lane + 32 * k < columns)
@@ -127,7 +138,35 @@ __device__ __noinline__ void fill(A* tile, int pitch, const Image& from, int64_t
     });
 }
 
-/// The same beside words of a tile, where columns are few and often outside of the image.
+/// The same with so many columns. Of float32 within the image a lane's addresses go on by the same
+/// steps and nothing else is worked out, which is worth its place in each kernel.
+template <int kColumns, int kShortRows = 3>
+__device__ inline void fill_columns(float* tile, int pitch, const Image& from, int64_t y, int64_t x,
+                                    int rows) {
+    if (!kAsyncCopies || from.dtype != DType::kFloat || from.along != 1 || x < 0 || y < 0 ||
+        x + kColumns > from.W || y + rows > from.H) {
+        fill<float, kShortRows>(tile, pitch, from, y, x, rows, kColumns);
+        return;
+    }
+    constexpr int kLast = kColumns % 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = int(blockDim.x / 32);
+    const float* at =
+        static_cast<const float*>(from.data) + from.begin + (y + warp) * from.down + x + lane;
+    auto to = static_cast<unsigned>(__cvta_generic_to_shared(tile + warp * pitch + lane));
+    const int64_t step = warps * from.down;
+    const unsigned step_to = unsigned(warps * pitch) * unsigned(sizeof(float));
+    const auto row = [&] {
+#pragma unroll
+        for (int k = 0; k < kColumns / 32; ++k) begin_copy(to + 128 * k, at + 32 * k, true);
+        if (kLast) begin_copy_if(lane < kLast, to + kColumns / 32 * 128, at + kColumns / 32 * 32);
+        at += step, to += step_to;
+    };
+    int left = (rows - warp + warps - 1) / warps;
+    for (; left >= 4; left -= 4) row(), row(), row(), row();
+    for (; left > 0; --left) row();
+}
+
+/// What `fill` does beside words of a tile, where columns are few and often outside of the image.
 template <typename A>
 __device__ __noinline__ void fill_beside(A* tile, int pitch, const Image& from, int64_t y,
                                          int64_t x, int rows, int columns) {

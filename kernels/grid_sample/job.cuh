@@ -3,6 +3,7 @@
 #pragma once
 #include <utility>
 
+#include "follow.cuh"
 #include "grid_sample.h"
 #include "vector.cuh"
 
@@ -108,28 +109,6 @@ struct GridSampleJob {
 /// Launches the kernels for V channels at a time.
 const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream);
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream);
-
-/// What a kernel begins with that `start` may let follow another.
-__device__ inline void follow() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/// Launches a kernel, with so many bytes of dynamic shared memory. `follows`: behind another
-/// kernel, on a GPU of sm_90 or later. Its blocks are then made ready while those of the other end,
-/// and wait in `follow`; what the other writes they must not read by `load_constant`.
-template <typename... Params, typename... Args>
-inline void start(void (*kernel)(Params...), dim3 blocks, int threads, int shared, bool follows,
-                  cudaStream_t stream, const Args&... args) {
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{blocks, dim3(unsigned(threads)), size_t(shared), stream, &overlap,
-                              follows};
-    cudaLaunchKernelEx(&config, kernel, args...);
-}
 
 __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && (*job.choice & job.asked) != job.chosen;

@@ -16,7 +16,6 @@
 // launched, and the kernels of one return at once. The same look tells whether a field that the L2
 // cache does not hold is taken slab by slab.
 #include <algorithm>
-#include <atomic>
 #include <climits>
 #include <cmath>
 #include <utility>
@@ -166,29 +165,11 @@ void begin_fixed(GridSampleJob& job, char* scratch, int64_t bytes, cudaStream_t 
     bound_kernel<<<1, 1, 0, stream>>>(words, slope);
 }
 
-/// True if kernels are compiled for a GPU on which they can follow each other.
-bool can_follow(int device) {
-    constexpr int kMost = 64;
-    static std::atomic<int8_t> known[kMost];  // 1: no; 2: yes
-    if (device >= kMost) return false;
-    int8_t can = known[device].load(std::memory_order_relaxed);
-    if (can == 0) {
-        cudaFuncAttributes of{};
-        if (cudaFuncGetAttributes(&of, zero_kernel) != cudaSuccess) {
-            cudaGetLastError();  // the launches' own error tells more
-            return false;
-        }
-        can = of.ptxVersion >= 90 ? 2 : 1;
-        known[device].store(can, std::memory_order_relaxed);
-    }
-    return can == 2;
-}
-
 Chain chain_on(cudaStream_t stream) {
     int device = 0, processors = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    return {stream, processors, can_follow(device)};
+    return {stream, processors, can_follow(zero_kernel)};
 }
 
 /// Launches what computes a job's results.
