@@ -216,6 +216,25 @@ class OperatorTests(ModeTests):
             flat = several(torch.vmap(gradients)(*batch))
             assert_close([x.squeeze() for x in ours], [x.squeeze() for x in flat])
 
+    def test_gradients_of_several_outputs_at_once(self):
+        """As torch.autograd.grad takes them with is_grads_batched=True; differentiable again."""
+        leaves = [x.detach().requires_grad_() for x in self.small()]
+        out = self.call(*leaves)
+        grads = torch.stack([torch.ones_like(out), out.detach(), -out.detach()]).requires_grad_()
+        alone = [torch.autograd.grad(out, leaves, x, create_graph=True) for x in grads]
+        wanted = [torch.stack(x) for x in zip(*alone, strict=True)]
+        ours = torch.autograd.grad(out, leaves, grads, is_grads_batched=True, create_graph=True)
+        assert_close([*ours], wanted)
+        for found, exact in zip(ours, wanted, strict=True):
+            assert found.requires_grad
+            args = [*leaves, grads]
+            again, expected = (
+                torch.autograd.grad(x.square().sum(), args, retain_graph=True, allow_unused=True)
+                for x in (found, exact)
+            )
+            for one, other in zip(again, expected, strict=True):
+                assert_close(*[torch.zeros(()) if x is None else x for x in (one, other)])
+
     def test_samples_and_benchmark_arguments_fit(self, device):
         """What an edited kernel is compared on: quick, the same each time, near the reference."""
         cases = [*self.module.samples(device)]

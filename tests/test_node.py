@@ -148,6 +148,26 @@ def test_saved_tensors_hooks_see_what_is_kept(operator):
     assert_close(torch.autograd.grad(out.square().sum(), leaves), expected)
     again = checkpoint(lambda *xs: call(*xs).square().sum(), *leaves, use_reentrant=False)
     assert_close(torch.autograd.grad(again, leaves), expected)
+    # The operator's own is the last tensor kept: at it checkpoint ends the second run by an error.
+    out = checkpoint(call, *leaves, use_reentrant=False)
+    assert_close(torch.autograd.grad(out.square().sum(), leaves), expected)
+
+
+def test_a_hooks_error_is_the_calls(operator):
+    name, call, leaves = operator
+    called = []
+
+    def pack(x):
+        called.append(x)
+        raise KeyError("mine")
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        if name == "add2":  # keeps nothing
+            call(*leaves)
+            return
+        with pytest.raises(KeyError, match="mine"):
+            call(*leaves)
+    assert len(called) == 1
 
 
 def test_backward_twice(operator):

@@ -17,6 +17,13 @@ def batch_of_leaves(x: object) -> bool:
     return below.requires_grad or batch_of_leaves(below)
 
 
+def in_a_batch_of_gradients(x: object) -> bool:
+    """True for what torch.autograd.grad passes with is_grads_batched=True. A formula's graph would
+    end at the batch; the registered operator's is one of each member.
+    """
+    return isinstance(x, Tensor) and torch._C._functorch.is_legacy_batchedtensor(x)
+
+
 class _Primals:
     """A ctx whose saved tensors have no tangents at torch.func's level."""
 

@@ -286,8 +286,9 @@ const std::vector<IValue>* options_of(Operator& op, PyObject* const* args, size_
     return &place.taken;
 }
 
-/// The operator of plain arguments; an undefined tensor where the slow way has to be gone.
-Tensor quick(Operator& op, PyObject* const* args, size_t count) {
+/// The operator of plain arguments; an undefined tensor where the slow way has to be gone. `done`:
+/// that it has been computed, and what is thrown now comes from hooks that tensors are kept with.
+Tensor quick(Operator& op, PyObject* const* args, size_t count, bool& done) {
     if (count < op.tensors) return {};
     constexpr int64_t kFew = 1024;
     bool wanted = false, on_cpu = true, floating = true;
@@ -320,6 +321,7 @@ Tensor quick(Operator& op, PyObject* const* args, size_t count) {
         op.forward.callBoxed(stack);
     }
     Tensor out = std::move(stack[0]).toTensor();
+    done = true;
     if (!wanted) return out;
     auto made = std::make_unique<Gradient>(op, kept);
     std::vector<SavedVariable>& saved = made->saved;
@@ -351,9 +353,13 @@ struct Call {
 PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
     const auto& way = *reinterpret_cast<Call*>(self);
     if (!names && way.wanted) {
+        bool done = false;
         try {
-            Tensor out = quick(*way.op, args, size_t(PyVectorcall_NARGS(flags)));
+            Tensor out = quick(*way.op, args, size_t(PyVectorcall_NARGS(flags)), done);
             if (out.defined()) return THPVariable_Wrap(std::move(out));
+        } catch (python_error& error) {
+            // By this torch.utils.checkpoint ends a second run, whose hooks are not called again.
+            if (done) return error.restore(), nullptr;
         } catch (const std::exception&) {  // which the slow way raises again, as Python knows it
         }
         PyErr_Clear();
