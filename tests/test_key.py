@@ -327,3 +327,14 @@ def test_a_trial_of_the_compiler_that_fails_once_decides_nothing(tmp_path, monke
     assert (found.linker, found.quicker) == (usual.linker, usual.quicker)
     assert [*once.iterdir()]
     flags.of.cache_clear()
+
+
+def test_flags_are_asked_for_without_a_touch_of_the_filters_of_warnings(tmp_path, monkeypatch):
+    """They are the process's, and builds ask in threads of their own."""
+    toolchain.current.cache_clear()
+    tools = toolchain.current(tmp_path)
+    flags.of.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr("warnings.catch_warnings", None)
+        assert flags.of(tools, tmp_path).lines
+    flags.of.cache_clear()

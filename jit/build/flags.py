@@ -12,7 +12,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -135,27 +134,29 @@ def _ask_torch(extension: Any, with_nvcc: bool) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def _cpp_extension(toolchain: Toolchain) -> Iterator[Any]:
-    """torch.utils.cpp_extension, told of our CUDA and architectures, and silent."""
+    """torch.utils.cpp_extension, told of our CUDA and architectures, and silent.
+
+    But for warnings, of which it has none: their filters are the process's, and whoever has them
+    put back, in a thread behind a caller, loses what the caller has set meanwhile.
+    """
     changed = {"TORCH_CUDA_ARCH_LIST": toolchain.architectures or "9.0", "CC": None}
     before = {name: os.environ.get(name) for name in changed}
-    silent = logging.root.manager.disable
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    silent = logger.disabled
     try:
         _set(changed)
-        logging.disable(logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                from torch.utils import cpp_extension
-            except ImportError as error:
-                raise BuildError(
-                    f"torch.utils.cpp_extension cannot be imported: {error}; "
-                    "pip install -U setuptools",
-                    kind="machine",
-                ) from None
-            with mock.patch.object(cpp_extension, "CUDA_HOME", toolchain.cuda_home):
-                yield cpp_extension
+        logger.disabled = True  # others' messages may come meanwhile
+        try:
+            from torch.utils import cpp_extension
+        except (ImportError, Warning) as error:
+            raise BuildError(
+                f"torch.utils.cpp_extension cannot be imported: {error}; pip install -U setuptools",
+                kind="machine",
+            ) from None
+        with mock.patch.object(cpp_extension, "CUDA_HOME", toolchain.cuda_home):
+            yield cpp_extension
     finally:
-        logging.disable(silent)
+        logger.disabled = silent
         _set(before)
 
 
