@@ -281,8 +281,8 @@ struct Convolve2dStripsParts {
 };
 
 /// Into how many parts the CUDA kernels cut a group's tiles, or columns, for the gradient to the
-/// kernel: about 1024 blocks in all. A constant and not the GPU's size, so that the result does not
-/// depend on it.
+/// kernel: about 1024 blocks in all, or as many as an H100 has at a time. A constant and not the
+/// GPU's size, so that the result does not depend on it.
 inline int64_t convolve2d_splits(const Convolve2dParams& p) {
     int64_t tiles, most;
     if (convolve2d_parts_by_eights(p)) {

@@ -122,20 +122,16 @@ def differentiable(op, setup_context: Callable, backward: Callable, tangent: Cal
     def call(*args):
         if torch.compiler.is_compiling():
             return op(*args)
-        # In a dual level only the formula notices a tangent.
-        wanted = forward_ad._current_level >= 0 or (
-            torch.is_grad_enabled()
-            and (
-                any_requires_grad(*args)
-                or (transforming() and any(map(levels.batch_of_leaves, args)))
-            )
-        )
+        wanted = forward_ad._current_level >= 0  # there only the formula notices a tangent
+        if torch.is_grad_enabled():
+            if any(map(levels.in_a_batch_of_gradients, args)):
+                return op(*args)
+            wanted = wanted or any_requires_grad(*args)
+            wanted = wanted or (transforming() and any(map(levels.batch_of_leaves, args)))
         if not wanted:
             return forward(*args)
         if transforming():
             return formula.apply(*args)
-        if any(map(levels.in_a_batch_of_gradients, args)):
-            return op(*args)
         return apply(*[unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in args])
 
     return call

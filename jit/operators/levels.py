@@ -19,7 +19,8 @@ def batch_of_leaves(x: object) -> bool:
 
 def in_a_batch_of_gradients(x: object) -> bool:
     """True for what torch.autograd.grad passes with is_grads_batched=True. A formula's graph would
-    end at the batch; the registered operator's is one of each member.
+    end at the batch, which says that it requires no gradient; the registered operator's is one of
+    each member.
     """
     return isinstance(x, Tensor) and torch._C._functorch.is_legacy_batchedtensor(x)
 

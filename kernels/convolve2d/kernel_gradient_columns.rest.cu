@@ -1,6 +1,6 @@
-// The gradient of convolve2d to its kernel where taps are few to a row: see columns.cuh. A
-// lane has the sums of a chunk of taps in registers, over outputs of one column below each other.
-// Of grad_out it keeps as many rows as a row of the input meets, one number each.
+// The gradient of convolve2d to its kernel where taps are few to a row: see columns.cuh. A lane has
+// the sums of a chunk of taps in registers, over outputs of one column below each other. Of
+// grad_out it keeps as many rows as a row of the input meets, one number each.
 #include "columns.cuh"
 
 /// Sums of kRowTaps x kTaps taps. A warp has `height` rows of outputs at a time.
