@@ -67,6 +67,7 @@ def test_scattered_or_not(device):
         ((1, 5, 23, 21, 19), 90_000),
         ((1, 33, 141, 203), 500_000),
         ((2, 72, 16, 20, 24), 30_000),
+        ((1, 32, 19, 18), 400_000),  # words that all would lie in the same banks
         ((1, 3, 1811, 1907), 30_000),  # few points of large channels: one channel after the other
         ((1, 5, 201, 203, 207), 80_000),
     ],
@@ -143,11 +144,18 @@ def test_bicubic_of_channels_turned_on_a_gpu(size, points, dtype, path):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["anywhere", "in order"])
-@pytest.mark.parametrize("images", [1, 2])
-def test_points_that_few_blocks_share_out(images, path):
+@pytest.mark.parametrize(
+    "size, points",
+    [
+        ((1, 3, 2800, 2800), 8_000_000),
+        ((2, 3, 2800, 2800), 8_000_000),
+        ((1, 3, 249, 220), 20_000_000),
+    ],
+)
+def test_points_that_few_blocks_share_out(size, points, path):
     """As in parts, which are too few points for a look to leave kernels idle."""
-    image = torch.rand(images, 3, 2800, 2800, device="cuda")
-    grid = places(path, images, 8_000_000, 2, "cuda")
+    image = torch.rand(size, device="cuda")
+    grid = places(path, size[0], points, 2, "cuda")
     assert "a look at the points" in str(loader.explain(grid_sample, image, grid))
     whole = grid_sample(image, grid)
     grad_out = torch.rand_like(whole)

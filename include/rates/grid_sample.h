@@ -10,6 +10,7 @@ struct GridSampleRates {
     double small = 0.1;        // MB that an L1 cache holds of a field,
     double large = 50;         // and the L2 cache
     int64_t held = 256 << 10;  // bytes of an image that threads to a point read quicker
+    int64_t odd = 200 << 10;   // and of one whose pixels have an odd number of words
     // Pixels to a point, from where points have no neighbours: nearest ones of images, and others;
     // and bytes of a field of which channels are then read one by one, or added to.
     double lonely_nearest = 3.5, lonely = 5, plane_field = 2e7, plane_sums = 5e7;
@@ -32,38 +33,36 @@ struct GridSampleRates {
 };
 constexpr GridSampleRates kGridSampleRates;
 
-/// Of reading a field as it is, or turned: channels last, padded to words. An H100's, fitted to the
-/// choices between both ways in 700 cases at random that have both, of which smooth warps counted
-/// twice, since most people's points neighbour. A million rows of a cell's pixels each take:
+/// Of reading a field as it is, or turned: channels last, padded to words. An H100's, fitted to how
+/// long both ways took in 3,000 cases at random that have both: images of a few pixels to 600 MB.
 struct GridSampleReadRates {
-    // As it is, in each channel: where neighbouring points share them; more where not; of what an
-    // L1 cache misses; of what the L2 cache misses.
-    double near, held, far, missed;
-    // The same of pixels whose channels lie side by side; missed ones a row, a channel.
-    double last_near, last_far, last_missed, last_missed_channel;
-    // Turned: the same of a row, and of each of its bytes beyond a sector.
-    double row_near, row_far, row_missed, byte_near, byte_far, byte_missed;
-    // The pass: its launch, its MB to a microsecond; and what a turned field's kernels take more of
-    // a million outputs.
-    double turn, stream, out;
-    double worth;  // what has to be saved by a look, which takes some 15
+    // A million rows of a cell's pixels each take: of a channel, or of a word; more as far as 32
+    // neighbours' lie apart, in lines of a cache where they are planes; and a million sectors that
+    // an L1 cache misses, or the L2 cache.
+    struct Rows {
+        double row, spread, missed, lost;
+    };
+    Rows planes, last;    // as it is, and where channels lie side by side,
+    Rows shared, single;  // and turned: where threads share a point's words, or each has a point
+    // What turning takes: its launches, a MB that it reads or writes, and what a turned field's
+    // kernels take more of a million points, and of a million outputs.
+    double turn, stream, point, out;
+    double worth;  // what has to be saved by a look, which takes some 20
     double bet;    // without one: how many times as much turning has to save as it may lose
 };
 // clang-format off
 constexpr GridSampleReadRates kGridSampleForwardRates{
-    0.89, 0.23, 4.3, 8.5,
-    1, 2, 0.17, 5.4,
-    1, 5.2, 15.8, 0.082, 0.027, 0.87,
-    3.4, 3, 1.2,
-    48, 2.5,
+    {0.73, 1, 3.6, 14}, {0.51, 1.7, 1.4, 3.4},
+    {1.3, 0, 1, 12}, {0.65, 0.26, 3.5, 4.7},
+    4.1, 0.31, 1.8, 0.28,
+    60, 1.5,
 };
 /// Of the gradient to the grid, whose slopes need the same pixels.
 constexpr GridSampleReadRates kGridSampleSlopeRates{
-    0.13, 0.23, 3.1, 31,
-    0.88, 0.59, 13.9, 5.6,
-    1.7, 2.1, 34, 0.019, 0.14, 2.8,
-    3.2, 2.4, 0.12,
-    80, 2,
+    {0.94, 0.64, 3.4, 20}, {1.03, 1.3, 1.1, 6.7},
+    {1.6, 0.12, 0.75, 15}, {},
+    3.8, 0.34, 3, 0.44,
+    60, 1.2,
 };
 // clang-format on
 

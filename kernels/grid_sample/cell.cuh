@@ -320,6 +320,10 @@ __device__ inline bool ends_inside(const GridSampleJob& job, const char* from, i
     return ((end - 1) | 15) < job.input_end;
 }
 
+/// True if it is so of all of a warp's threads that are here: where a few cells reach out of the
+/// image, all take the way that asks of each corner, once, and not some after the others.
+__device__ inline bool of_all(bool so) { return __all_sync(__activemask(), so); }
+
 /// V channels of the corners, from the first pixel's on; zeros for those outside of the image.
 template <typename T, int V, int D, bool kAcross = false>
 __device__ inline void load_corners(const GridSampleJob& job, const char* in,
@@ -333,7 +337,7 @@ __device__ inline void load_corners(const GridSampleJob& job, const char* in,
     const char* last = first + job.input.corner[K - 1];
     using W = typename Word<sizeof(T) * V>::type;
     W word[K];  // taken apart where both ways have met, once
-    if (cell.whole() && (!kAcross || ends_inside<T, V>(job, last, left))) {
+    if (kAcross ? cell.whole() && ends_inside<T, V>(job, last, left) : of_all(cell.whole())) {
 #pragma unroll
         for (int k = 0; k < K; ++k)
             word[k] = bit_copy<W>(load_word<T, V, kHow>(first + job.input.corner[k], left));
@@ -359,7 +363,8 @@ struct Pixels {
     static constexpr int V = kLayout == Narrow::kWords || kAcross ? C : 1;
     Vector<T, V> at[1 << D][C / V];
 
-    /// `whole`: all corners lie in the image; else flags() tells which do.
+    /// `whole`: all corners lie in the image, of all threads but across words; else flags() tells
+    /// which do.
     template <typename Flags>
     __device__ void read(const GridSampleJob& job, bool whole, const Flags& flags,
                          const char* first, int64_t c_step, int left) {

@@ -38,17 +38,27 @@ struct Plans {
 constexpr int64_t kChoiceBytes = 256;  // of a choice, and of counters behind it
 constexpr int kCounters = kChoiceBytes / 4 - 1;
 
+/// How far 32 points that lie anywhere are apart: 0 where all are in one of so many places, 1 where
+/// each is in another, by how many places 32 draws meet, or half of 64.
+double apart(double places, int draws = 32) {
+    places = std::max(places, 1.);
+    double left = 1 - 1 / places;  // of the places, after one draw
+    for (int n = 1; n < draws; n *= 2) left *= left;
+    return std::max(0., (places * (1 - left) * 32 / draws - 1) / 31);
+}
+
 /// Chooses by what is read of the field: turned ones have one row where others have one for each
 /// channel, but take a pass of their own. What a call takes goes with the sectors that 32
 /// neighbouring points lie in; a look counts them where either way may lose more than that takes.
 Plans cheapest_read(const GridSampleParams& p, Plans plans, const GridSampleReadRates& r) {
     const int size = element_size(p.dtype);
-    const int64_t pad = plans.turned.pad;
     const bool nearest = p.interpolation == Interpolation::kNearest;
-    const double voxels = double(p.B) * voxel_count(p) * 1e-6;
-    const double field = voxels * p.C * size, copy = voxels * pad * size;  // MB
-    const double points = double(p.B) * p.P * 1e-6;
-    const double rows = points * (nearest ? 1 : 1 << (p.D - 1)), all = rows * p.C;
+    const bool last = p.input_stride[1] == 1;
+    const double pixels = double(voxel_count(p)), pad = double(plans.turned.pad);
+    const double field = double(p.B) * pixels * 1e-6 * double(p.C) * size;  // MB
+    const double copy = double(p.B) * pixels * 1e-6 * pad * size;
+    const double points = double(p.B) * double(p.P) * 1e-6, pair = nearest ? 1 : 2;
+    const double rows = points * (nearest ? 1 : 1 << (p.D - 1)), all = rows * double(p.C);
     const auto missed = [](double bytes, double held) {
         return bytes > held ? 1 - held / bytes : 0.;
     };
@@ -56,31 +66,44 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans, const GridSampleRead
         return missed(bytes / double(p.B), kGridSampleRates.small);
     };
     const auto by_l2 = [&](double bytes) { return missed(bytes, kGridSampleRates.large); };
-    Cost& plain = plans.as_it_is;
-    double plain_missed;
-    if (p.input_stride[1] == 1) {
-        plain.near = all * r.last_near;
-        plain.far = plain.near + all * r.last_far * by_l1(field);
-        plain_missed = rows * (r.last_missed + r.last_missed_channel * double(p.C)) * by_l2(field);
-    } else {
-        plain.near = all * r.near;
-        plain.far = plain.near + all * (r.held + r.far * by_l1(field));
-        plain_missed = all * r.missed * by_l2(field);
-    }
-    plain.far += plain_missed;
-    const double more = std::max<double>((nearest ? 1 : 2) * pad * size - 32, 0);  // than a sector
-    const double passes = r.turn + (field + copy) / r.stream + points * double(p.C) * r.out;
-    Cost& turned = plans.turning;
-    turned.near = passes + rows * (r.row_near + more * r.byte_near);
-    const double turned_missed = rows * (r.row_missed + more * r.byte_missed) * by_l2(copy);
-    turned.far = turned.near + rows * (r.row_far + more * r.byte_far) * by_l1(copy) + turned_missed;
+    // Sectors that two pixels of so many bytes lie in, wherever they begin.
+    const auto sectors = [&](double bytes) { return pair * bytes / 32 + 31. / 32; };
 
-    const double near = plain.near - turned.near, far = plain.far - turned.far;  // saved
-    const double by_plain = std::max({near, far, 0.}), by_turned = std::max({-near, -far, 0.});
-    if (near < 0 && std::min(by_plain, by_turned) > r.worth) {
+    // A look takes the sectors of cells' first rows, and of their second.
+    const double most =
+        apart(pixels * std::min(1., double(last ? p.C : 1) * size / 32), nearest ? 32 : 64);
+    const double share = (1 + 31 * most) / 32;  // of 32 points' sectors that are read
+    const auto& as_is = last ? r.last : r.planes;
+    Cost& plain = plans.as_it_is;
+    plain.near = all * as_is.row;
+    const double spread = last ? most : apart(pixels * size / 128);
+    const double plain_lost =
+        share * as_is.lost * by_l2(field) * (last ? rows * sectors(double(p.C) * size) : all);
+    plain.far = plain.near + all * (as_is.spread * spread + share * as_is.missed * by_l1(field)) +
+                plain_lost;
+
+    const auto& words = !p.grad_out && takes_points(p) ? r.single : r.shared;
+    const double far = apart(pixels);  // pixels that 32 points lie in; neighbours by their distance
+    const double to_point = pixels / double(p.P);
+    const double near = std::min(far, p.D == 2 ? std::sqrt(to_point) : std::cbrt(to_point));
+    const double read = rows * pair * pad / plans.turned.V, moved = rows * sectors(pad * size);
+    const double passes =
+        r.turn + r.stream * (field + copy) + points * (r.point + r.out * double(p.C));
+    const double beyond = read * words.spread + moved * words.missed * by_l1(copy);
+    Cost& turned = plans.turning;
+    turned.near = passes + read * words.row + near * beyond;
+    const double turned_lost = moved * far * words.lost * by_l2(copy);
+    turned.far = passes + read * words.row + far * beyond + turned_lost;
+
+    const double in_order = plain.near - turned.near, scattered = plain.far - turned.far;  // saved
+    const double by_plain = std::max({in_order, scattered, 0.});
+    const double by_turned = std::max({-in_order, -scattered, 0.});
+    constexpr double kLeast = 0.02;  // that a look can tell from none
+    if (most > kLeast && std::min(by_plain, by_turned) > r.worth) {
         plans.take = Plans::kProbe, plans.why = "it pays where points are scattered";
-        const double missed = plain_missed - turned_missed;
-        plans.saved = {float(near), float(far - near - missed), float(missed)};
+        const double lost = plain_lost - turned_lost;
+        plans.saved = {float(in_order), float((scattered - in_order - lost) / most),
+                       float(lost / most)};
     } else if (by_plain > by_turned * r.bet) {
         plans.take = Plans::kTurned, plans.why = "turning pays wherever the points lie";
     } else {

@@ -240,17 +240,16 @@ inline const char* launch_points(Kernel kernel, GridSampleJob& job, int each, cu
 }
 
 /// How a launch that a look may leave idle works: in so many blocks to a processor, since even
-/// those that do nothing take 0.6 ns each on an H200. Each takes turns.
+/// those that do nothing take 0.6 ns each. Each takes turns.
 struct InTurn {
     int blocks;
-    bool claimed = false;   // the next turn that no block has taken; or turns a fixed step apart
-    bool by_image = false;  // fewer blocks of several images, of which each has its own
+    bool claimed = false;  // the next turn that no block has taken; or turns a fixed step apart
 };
-/// Of planes, of words that are not claimed, and of those that are: as many blocks as are at work
-/// at a time. Words of four channels then take 0.79 to 1.02 of the time of kGivenWords; planes
-/// would 0.98 to 1.9 of that of kPlanes, the more channels the worse.
-constexpr InTurn kPlanes{256, false, true}, kGivenWords{32};
+/// As many blocks as are at work at a time, which claim their turns: of words of four channels 0.79
+/// to 1.02 of the time of kGivenWords. Of planes and of other pixels 0.99 of that of 256 blocks a
+/// fixed step apart, which take 20 us where they do nothing (an H100, 238 drawn cases).
 constexpr InTurn claimed(int at_work) { return {at_work, true}; }
+constexpr InTurn kPlanes = claimed(14), kGivenWords{32};
 constexpr int kSlabBlocks = 14;  // of a slab, whose launches are many
 
 /// Launches a kernel that has `each_block`: `kernel`; or, where a look may leave the launch idle,
@@ -265,8 +264,6 @@ inline const char* launch_in_turn(void (*turns)(GridSampleJob), void (*kernel)(G
         blocks = kNeighbours;
     else if (job.slabs)
         blocks = blocks < kSlabBlocks ? blocks : kSlabBlocks;
-    else if (way.by_image)
-        blocks /= job.p.B < 4 ? int(job.p.B) : 4;
     else if (way.claimed)
         job.claims = std::exchange(job.counter, nullptr);
     const char* error =

@@ -151,10 +151,11 @@ __global__ void __launch_bounds__((kLargest<T, kLayout>),
         const char* first = in + int64_t(cell.base) * job.input.unit;
         float weight[K];
         cell.weights(weight);
+        const bool inside = kShares ? cell.whole() : spot.whole;
+        const bool whole = kShares && !kAcross ? of_all(inside) : inside;
 #pragma unroll 1
         for (;; left -= C, first += C * c_step, to += C * p.P) {
             Pixels<T, D, C, kLayout> pixels;
-            const bool whole = kShares ? cell.whole() : spot.whole;
             const auto flags = [&] { return kShares ? cell.flags : spot.corners(p, false); };
             pixels.read(job, whole, flags, first, c_step, left);
 #pragma unroll

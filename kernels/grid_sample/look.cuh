@@ -92,12 +92,12 @@ __global__ void __launch_bounds__(1024)
         const auto least = of_warp(unsigned(first), [](auto a, auto b) { return min(a, b); });
         const int most = of_warp(first, [](int a, int b) { return max(a, b); });
         bool new_first = true, new_next = true;  // no other's, nor one of a lane before
-#pragma unroll 16
-        for (int l = 0; l < 32; ++l) {
-            if (saved.apart == 0) break;  // the same way for all points
-            const int other = __shfl_sync(kAll, first, l), before = __shfl_sync(kAll, next, l);
-            new_first &= l >= lane || other != first;
-            new_next &= other != next && (l >= lane || before != next);
+        if (saved.apart != 0) {
+            const unsigned before = (1u << lane) - 1;
+            new_first = (__match_any_sync(kAll, first) & before) == 0;
+            new_next = (__match_any_sync(kAll, next) & before) == 0;
+#pragma unroll
+            for (int l = 0; l < 32; ++l) new_next &= __shfl_sync(kAll, first, l) != next;
         }
         mine += new_first + (nearest ? new_first : new_next);
         if (lane == 0 && most >= 0) atomicAdd(&reach, int(4096 * float(most - int(least)) / field));

@@ -286,7 +286,11 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
             plan.copy = p.C > 1 && reads_input(p) && !(last && same);
         }
     }
-    plan.pad = ceil_div(p.C, plan.V) * plan.V;
+    int64_t words = ceil_div(p.C, plan.V);
+    // Where each thread reads a point's words, those of neighbours then lie in other banks.
+    const bool single = plan.copy && !p.grad_out && takes_points(p) && words >= 4;
+    if (single && voxels * (words | 1) * plan.V * size < kGridSampleRates.odd) words |= 1;
+    plan.pad = words * plan.V;
     if (plan.copy) plan.copy_bytes = field_bytes(p, plan.pad * size);
     if (plan.sums) plan.sum_bytes = field_bytes(p, plan.pad * 4);
     // Their kernels know the pixels of a linear cell.

@@ -72,11 +72,12 @@ __global__ void __launch_bounds__((kLargest<T, kLayout>),
                                              uint64_t(unsigned(i)) * unsigned(job.out_step));
         if (kShared) first += own * c_step, grad_out += own * p.grad_out_stride[1];
         A dot[K] = {}, slope[D];
+        const bool whole = of_all(cell.whole());
 #pragma unroll 1
         for (int left = int(p.C) - own; left > 0;
              left -= C << lanes_log2, first += (C << lanes_log2) * c_step) {
             Pixels<T, D, C, kLayout> pixels;
-            pixels.read(job, cell.whole(), [&] { return cell.flags; }, first, c_step, left);
+            pixels.read(job, whole, [&] { return cell.flags; }, first, c_step, left);
 #pragma unroll
             for (int c = 0; c < C; ++c, grad_out += p.grad_out_stride[1]) {
                 if (C > 1 && c >= left) break;
