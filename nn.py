@@ -191,17 +191,23 @@ class HashGridEncoding(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         """Encode points (..., dims) as (..., levels * features)."""
-        if points.shape[-1:] != (self.dims,):
+        known = isinstance(points, Tensor)  # and no Proxy of torch.fx, whose sizes nobody knows yet
+        if known and points.shape[-1:] != (self.dims,):
             raise RuntimeError(
                 f"HashGridEncoding: points must be (..., {self.dims}), got {tuple(points.shape)}"
             )
-        out = loader.hash_grid_encoding(
-            points if points.dim() == 2 else points.reshape(-1, self.dims),
+        if known and points.dim() == 2:
+            return self._encode(points)
+        out = self._encode(points.unflatten(-1, (1, self.dims)).flatten(0, -2))
+        return out.view(points.shape[:-1] + (self.out_features,))  # noqa: RUF005 - of a Proxy, too
+
+    def _encode(self, points: Tensor) -> Tensor:
+        return loader.hash_grid_encoding(
+            points,
             self.table,
             base_resolution=self.base_resolution,
             per_level_scale=self.per_level_scale,
         )
-        return out if points.dim() == 2 else out.view(*points.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """Return the sizes, for `print(module)`."""

@@ -88,11 +88,12 @@ class Linear:
         forward, options, check = self.forward, self.options, frame.check_all
 
         def call(first, second, *given):
-            if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+            known = isinstance(first, Tensor) and isinstance(second, Tensor)
+            if not known and not frame.stand_for_tensors((first, second)):
                 check(self.name, self.tensors, (first, second))
             if given:
                 given = options(first, second, *given)
-            return forward(first, second, *given)
+            return (forward if known else self.op)(first, second, *given)
 
         return call
 

@@ -3,7 +3,21 @@
 import pytest
 import torch
 
+import loader
 from loader.jit.operators import frame
+
+
+def test_torch_fx_traces_elementwise_operators():
+    """A Proxy stands for a tensor; what does not is refused, also beside one."""
+
+    def function(a, b):
+        return loader.square(loader.add2(a, b))
+
+    traced = torch.fx.symbolic_trace(function)
+    a, b = torch.rand(2, 3, 4).requires_grad_()
+    assert torch.equal(traced(a, b), function(a, b)) and traced(a, b).requires_grad
+    with pytest.raises(TypeError, match=r"^add2: b must be a .*, got list; convert"):
+        torch.fx.symbolic_trace(lambda a: loader.add2(a, [1.0]))
 
 
 def test_a_lack_of_memory_has_torchs_class():

@@ -71,6 +71,21 @@ def test_copies_and_archives_give_the_same(case):
     assert torch.equal(torch.load(archive, weights_only=False)(*arguments), expected)
 
 
+def test_torch_fx_traces_it(case):
+    """As it does torch.nn's; what it makes of them is copied and archived too."""
+    module, arguments = case
+    traced = torch.fx.symbolic_trace(module)
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert any(getattr(target, "namespace", "") == "octet" for target in called)
+    results = []
+    for run in (module, traced, pickle.loads(pickle.dumps(traced))):
+        leaves = [x.clone().requires_grad_() for x in arguments]
+        out = run(*leaves)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    assert all(map(torch.equal, results[0], results[1]))
+    assert all(map(torch.equal, results[0], results[2]))
+
+
 def test_parameters_are_learnt(made):
     module, arguments = made[0](), made[1]()
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
@@ -124,6 +139,11 @@ def test_points_of_any_number_of_dimensions():
     assert out.shape == (2, 5, 3, module.out_features) and module.out_features == 12
     assert torch.equal(out[1, 2], module(points[1, 2]))
     assert torch.equal(module(points[0, 0, 0]), out[0, 0, 0])
+    traced = torch.fx.symbolic_trace(module)
+    for some in (points, points[1, 2], points[0, 0, 0]):
+        assert torch.equal(traced(some), module(some))
+    with pytest.raises(RuntimeError, match="unflatten"):
+        traced(torch.rand(6, 4))
 
 
 def test_what_does_not_fit_is_told():

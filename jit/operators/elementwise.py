@@ -18,6 +18,7 @@ from .frame import (
     keep,
     library,
     registered,
+    stand_for_tensors,
     total,
 )
 from .locally import locally
@@ -81,6 +82,8 @@ def elementwise(
     def call(*args):
         for x in args:
             if not isinstance(x, Tensor):
+                if stand_for_tensors(args):
+                    return operator(*args)
                 check_all(name, names, args)
         return formula(*args)
 

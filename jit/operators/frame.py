@@ -158,6 +158,15 @@ def keep(ctx, *tensors: Tensor | None) -> None:
         ctx.set_materialize_grads(False)
 
 
+def stand_for_tensors(values: Iterable) -> bool:
+    """True if each is a tensor or has `__torch_function__`, as a torch.fx.Proxy does: a registered
+    operator asks these what comes of a call. torch.compile has tensors alone.
+    """
+    if torch.compiler.is_compiling():
+        return all(isinstance(x, Tensor) for x in values)
+    return all(isinstance(x, Tensor) or hasattr(type(x), "__torch_function__") for x in values)
+
+
 def check_tensors(op: str, **arguments) -> None:
     """TypeError for the first argument that is no tensor."""
     check_all(op, arguments, arguments.values())
@@ -165,8 +174,10 @@ def check_tensors(op: str, **arguments) -> None:
 
 def check_all(op: str, names: Iterable[str], values: Iterable) -> None:
     """The same of arguments in the order of their names."""
-    for name, value in zip(names, values, strict=True):
-        if not isinstance(value, Tensor):
+    for stand_in in (False, True):  # what a caller would take in a tensor's place comes last
+        for name, value in zip(names, values, strict=True):
+            if isinstance(value, Tensor) or stand_for_tensors((value,)) != stand_in:
+                continue
             got = type(value).__name__
             if type(value).__module__ == "numpy":
                 got += "; convert it with torch.from_numpy()"
