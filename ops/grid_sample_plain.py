@@ -43,12 +43,13 @@ def _taps(x, size, mode, padding, align_corners):
         x = torch.where(x.isfinite(), x, -100.0)
     if mode == "bicubic":
         first = x.detach().floor()
+        part = x - first  # of a huge one the next pixels are the same number
         taps = [
             (
                 _padded(first + k, size, padding, align_corners)[0].nan_to_num(
                     -1 if padding == "zeros" else 0
                 ),
-                _keys(x - (first + k)),
+                _keys(part - k),
             )
             for k in range(-1, 3)
         ]
