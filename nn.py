@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import loader
+from loader.jit.operators.frame import stand_for_tensors
 
 __all__ = [
     "LUT3D",
@@ -196,8 +197,8 @@ class HashGridEncoding(nn.Module):
             raise RuntimeError(
                 f"HashGridEncoding: points must be (..., {self.dims}), got {tuple(points.shape)}"
             )
-        if known and points.dim() == 2:
-            return self._encode(points)
+        if not stand_for_tensors((points,)) or (known and points.dim() == 2):
+            return self._encode(points)  # which refuses what is no tensor
         out = self._encode(points.unflatten(-1, (1, self.dims)).flatten(0, -2))
         return out.view(points.shape[:-1] + (self.out_features,))  # noqa: RUF005 - of a Proxy, too
 

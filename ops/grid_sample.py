@@ -5,7 +5,7 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled
 
 from loader.jit.operators import frame, sharding
-from loader.jit.operators.frame import asked, batched, check_tensors, keep, total
+from loader.jit.operators.frame import asked, batched, keep, total
 from loader.jit.operators.shapes import check_fake, shown
 
 from .grid_sample_plain import grid_sample_reference
@@ -53,8 +53,7 @@ def grid_sample(
 
     Source: `grid_sample_reference`; bicubic: Keys (1981), with a = -0.75.
     """
-    if _is_any_autocast_enabled():
-        check_tensors("grid_sample", input=input, grid=grid)
+    if _is_any_autocast_enabled() and isinstance(input, Tensor) and isinstance(grid, Tensor):
         input, grid = _autocast(input, grid)
     return _operator.call(input, grid, mode, padding_mode, align_corners)
 

@@ -79,11 +79,11 @@ class Linear:
         self._backward = frame.differentiable(
             backward_op, self._setup_backward, self._gradient_backward, self._tangent_backward
         )
-        self.op, self.backward_op, self.call = op, backward_op, self._quickest()
+        self.op, self.backward_op, self.call = op, backward_op, self._quickest(function)
         self.fw = frame.forward_form(function)
         self.bw = frame.backward_form(function, tensors, self._given, mask, flag)
 
-    def _checked(self) -> Callable:
+    def _checked(self, function) -> Callable:
         """The differentiable operator. Every call goes through it, so little is done in it."""
         forward, options, check = self.forward, self.options, frame.check_all
 
@@ -91,13 +91,14 @@ class Linear:
             known = isinstance(first, Tensor) and isinstance(second, Tensor)
             if not known and not frame.stand_for_tensors((first, second)):
                 check(self.name, self.tensors, (first, second))
-            if given:
-                given = options(first, second, *given)
-            return (forward if known else self.op)(first, second, *given)
+            rest = given and options(first, second, *given)
+            if not known:
+                return frame.defer(function, (first, second, *given))
+            return forward(first, second, *rest)
 
         return call
 
-    def _quickest(self) -> Callable:
+    def _quickest(self, function) -> Callable:
         """The same, in C++ where that is there; of a third tensor that takes None alone."""
 
         def gradients(grad_out, tensors, options, need):
@@ -106,7 +107,7 @@ class Linear:
             return self.gradients(grad_out, tensors, options[more:], need)
 
         how = {"options": self.options, "gradients": gradients, "spared": self.spared}
-        return quickly(self._checked(), self.name, kept=(True, True), **how)
+        return quickly(self._checked(function), self.name, kept=(True, True), **how)
 
     def gradients(self, grad_out, tensors, options, need, deterministic=None):
         """Of sum(grad_out * X(*tensors, *options)) to both tensors; empty ones where not needed.

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import loader
 from loader.nn import (
@@ -71,12 +72,13 @@ def test_copies_and_archives_give_the_same(case):
     assert torch.equal(torch.load(archive, weights_only=False)(*arguments), expected)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own
 def test_torch_fx_traces_it(case):
-    """As it does torch.nn's; what it makes of them is copied and archived too."""
+    """As it does torch.nn's; what it makes of them is archived, and torch.func takes it, too."""
     module, arguments = case
     traced = torch.fx.symbolic_trace(module)
-    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
-    assert any(getattr(target, "namespace", "") == "octet" for target in called)
+    called = [node.target.__module__ for node in traced.graph.nodes if callable(node.target)]
+    assert sum(name.startswith("loader.ops.") for name in called) == 1
     results = []
     for run in (module, traced, pickle.loads(pickle.dumps(traced))):
         leaves = [x.clone().requires_grad_() for x in arguments]
@@ -84,6 +86,11 @@ def test_torch_fx_traces_it(case):
         results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
     assert all(map(torch.equal, results[0], results[1]))
     assert all(map(torch.equal, results[0], results[2]))
+    for run in (module, traced):
+        slopes = torch.func.grad(lambda x, run=run: run(x, *arguments[1:]).square().sum())
+        assert_close(slopes(arguments[0]), results[0][1])
+        _, tangent = torch.func.jvp(run, arguments, tuple(map(torch.ones_like, arguments)))
+        assert tangent.any()
 
 
 def test_parameters_are_learnt(made):
@@ -153,6 +160,23 @@ def test_what_does_not_fit_is_told():
         HashGridEncoding(2, **GRIDS)(torch.rand(5, 3))
     with pytest.raises(ValueError, match="mode must be"):
         GridSample("cubic")(torch.rand(1, 1, 2, 2), torch.rand(1, 1, 1, 2))
+
+
+@pytest.mark.parametrize("points", [[[0.1, 0.2]], None, torch.rand(3, 2).numpy()], ids=type)
+def test_what_is_no_tensor_is_told_in_the_operators_words(points):
+    with pytest.raises(
+        TypeError, match=r"^hash_grid_encoding: points must be a torch\.Tensor, got"
+    ):
+        HashGridEncoding(2, **GRIDS)(points)
+
+
+def test_a_traced_module_is_promoted_by_autocast():
+    traced = torch.fx.symbolic_trace(GridSample())
+    image, grid = torch.rand(1, 2, 4, 4).half(), torch.rand(1, 3, 3, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert traced(image, grid).dtype == torch.float32
+        assert torch.equal(torch.fx.symbolic_trace(GridSample())(image, grid), traced(image, grid))
+    assert traced(image, grid).dtype == torch.float16
 
 
 def test_it_prints_its_options():

@@ -12,6 +12,7 @@ from .frame import (
     backward_form,
     batched,
     check_all,
+    defer,
     differentiable,
     fake,
     forward_form,
@@ -83,7 +84,7 @@ def elementwise(
         for x in args:
             if not isinstance(x, Tensor):
                 if stand_for_tensors(args):
-                    return operator(*args)
+                    return defer(function, args)
                 check_all(name, names, args)
         return formula(*args)
 

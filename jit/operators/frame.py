@@ -159,21 +159,27 @@ def keep(ctx, *tensors: Tensor | None) -> None:
 
 
 def stand_for_tensors(values: Iterable) -> bool:
-    """True if each is a tensor or has `__torch_function__`, as a torch.fx.Proxy does: a registered
-    operator asks these what comes of a call. torch.compile has tensors alone.
+    """True if each is a tensor or has `__torch_function__`, as a torch.fx.Proxy does. In
+    torch.compile tensors are all there is.
     """
     if torch.compiler.is_compiling():
         return all(isinstance(x, Tensor) for x in values)
     return all(isinstance(x, Tensor) or hasattr(type(x), "__torch_function__") for x in values)
 
 
-def check_tensors(op: str, **arguments) -> None:
-    """TypeError for the first argument that is no tensor."""
-    check_all(op, arguments, arguments.values())
+def defer(function: Callable, values: Sequence):
+    """What those that stand for tensors make of a call of a public X, its arguments in the order of
+    its parameters. Of X and not of the registered operator, which torch.func cannot transform and
+    torch.autocast does not reach.
+    """
+    pairs = [*zip(inspect.signature(function).parameters.values(), values, strict=False)]
+    named = {p.name: x for p, x in pairs if p.kind is p.KEYWORD_ONLY}
+    given = [x for p, x in pairs if p.kind is not p.KEYWORD_ONLY]
+    return torch.overrides.handle_torch_function(function, given, *given, **named)
 
 
 def check_all(op: str, names: Iterable[str], values: Iterable) -> None:
-    """The same of arguments in the order of their names."""
+    """TypeError for the first argument that is no tensor, in the order of their names."""
     for stand_in in (False, True):  # what a caller would take in a tensor's place comes last
         for name, value in zip(names, values, strict=True):
             if isinstance(value, Tensor) or stand_for_tensors((value,)) != stand_in:

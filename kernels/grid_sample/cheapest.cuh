@@ -68,7 +68,6 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans, const GridSampleRead
     const auto by_l2 = [&](double bytes) { return missed(bytes, kGridSampleRates.large); };
     // Sectors that two pixels of so many bytes lie in, wherever they begin.
     const auto sectors = [&](double bytes) { return pair * bytes / 32 + 31. / 32; };
-
     // A look takes the sectors of cells' first rows, and of their second.
     const double most =
         apart(pixels * std::min(1., double(last ? p.C : 1) * size / 32), nearest ? 32 : 64);
