@@ -69,6 +69,18 @@ def test_a_torch_that_crashes(tmp_path, monkeypatch):
     assert facts == {"torch_error": "error: killed by SIGSEGV"}
 
 
+def test_an_interrupted_doctor_starts_no_more_commands(tmp_path):
+    """A check that had its compiler ended must not try a next one, which may take its time."""
+    begun = tmp_path / "begun"
+    c.end_all()
+    try:
+        assert c.run(["touch", str(begun)]) == (False, "error: the doctor was interrupted")
+        assert not begun.exists()
+    finally:
+        c.begin()
+    assert c.run(["touch", str(begun)]) == (True, "") and begun.exists()
+
+
 def test_the_table_is_as_wide_as_the_terminal_and_leaves_commands_whole(monkeypatch):
     command = "$ pip install " + " ".join(f"'package-{i}==13.0.*'" for i in range(9))
     findings = [

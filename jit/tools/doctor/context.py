@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ Check = Callable[[Context], Found]
 
 def run(command: list[str], patience: int = 1, **environment: str) -> tuple[bool, str]:
     """Run a command; return True if it ends well, and all that it says."""
+    if _over.is_set():
+        return False, "error: the doctor was interrupted"
     try:
         with subprocess.Popen(
             command,
@@ -75,6 +78,8 @@ def run(command: list[str], patience: int = 1, **environment: str) -> tuple[bool
             start_new_session=True,
         ) as process:
             _running.add(process)
+            if _over.is_set():  # while it was started
+                end_all()
             try:
                 said, _ = process.communicate(timeout=patience * TIMEOUT)
             except subprocess.TimeoutExpired:
@@ -90,10 +95,17 @@ def run(command: list[str], patience: int = 1, **environment: str) -> tuple[bool
 
 
 _running: set[subprocess.Popen] = set()
+_over = threading.Event()
+
+
+def begin() -> None:
+    """Let commands be run again, after `end_all`."""
+    _over.clear()
 
 
 def end_all() -> None:
-    """End the commands that are running, for a doctor that is interrupted."""
+    """End the commands that are running and start no more, for a doctor that is interrupted."""
+    _over.set()
     for process in [*_running]:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)

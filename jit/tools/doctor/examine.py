@@ -17,7 +17,7 @@ from ...build.steps import Steps
 from ...errors import BuildError
 from ...machine import child, settings, toolchain
 from . import software, system
-from .context import Check, Context, TorchMissing, end_all, last_line, run
+from .context import Check, Context, TorchMissing, begin, end_all, last_line, run
 from .report import Finding, Report
 
 _TURN = 0.5  # seconds
@@ -35,6 +35,7 @@ def doctor(root: Path, caches: tuple[Path, ...]) -> Report:
     with contextlib.suppress(Exception):  # the GPU's check will fail on the same, and say so
         architectures = toolchain.architectures(probe)
     steps = Steps("looking", dict.fromkeys((subject for subject, _ in checks), 0.0))
+    begin()
     pool = ThreadPoolExecutor(len(checks) + 1)  # most of the time they wait
 
     def step(subject: str, check: Check) -> Finding:
