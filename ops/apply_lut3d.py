@@ -130,10 +130,8 @@ def benchmark(device):
 
 def _check(interpolation) -> None:
     if not isinstance(interpolation, str) or interpolation not in _METHODS:
-        raise ValueError(
-            "apply_lut3d: interpolation must be 'trilinear' or 'tetrahedral', "
-            f"got {interpolation!r}"
-        )
+        first, second, got = map(repr, (*_METHODS, interpolation))  # see grid_sample's
+        raise ValueError(f"apply_lut3d: interpolation must be {first} or {second}, got {got}")
 
 
 def _options(image, lut, interpolation) -> tuple[str]:

@@ -103,10 +103,8 @@ def _options(image, kernel, mode, boundary) -> tuple[str, str]:
 def _check(mode, boundary) -> None:
     for name, value, allowed in (("mode", mode, _MODES), ("boundary", boundary, _BOUNDARIES)):
         if not isinstance(value, str) or value not in allowed:
-            first, second, third = map(repr, allowed)
-            raise ValueError(
-                f"convolve2d: {name} must be {first}, {second} or {third}, got {value!r}"
-            )
+            first, second, third, got = map(repr, (*allowed, value))  # see grid_sample's
+            raise ValueError(f"convolve2d: {name} must be {first}, {second} or {third}, got {got}")
 
 
 def _fake(image, kernel, mode, boundary):

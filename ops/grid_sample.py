@@ -107,8 +107,9 @@ def options_of(input, grid, mode, padding_mode, align_corners) -> tuple[int, int
 
 def _code(name, value, allowed) -> int:
     if not isinstance(value, str) or value not in allowed:
-        first, second, third = map(repr, allowed)
-        raise ValueError(f"grid_sample: {name} must be {first}, {second} or {third}, got {value!r}")
+        # Not f"{value!r}", of which torch.compile loses the quotes on Python 3.13 (torch 2.11).
+        first, second, third, got = map(repr, (*allowed, value))
+        raise ValueError(f"grid_sample: {name} must be {first}, {second} or {third}, got {got}")
     return allowed.index(value)
 
 
