@@ -11,7 +11,10 @@ import time
 
 import pytest
 import torch
-from conftest import Checkout, ended
+from conftest import ROOT, Checkout, ended
+
+import loader
+from loader.jit.build import compile_commands
 
 USE = "import torch, loader; assert loader.square(torch.ones(3) * 3).tolist() == [9.0] * 3"
 
@@ -60,6 +63,27 @@ def test_every_cuda_source_compiles(tmp_path):
         names = files["inputs"]["files"]
         assert [f for f in names if f.startswith(f"kernels/{unit}") and f.endswith(".cu")]
         assert b"sm_90" in (checkout.cache / "store" / entry / "library.so").read_bytes()
+
+
+@pytest.mark.parametrize("ending", [".cpp", ".cu"])
+def test_every_source_is_of_the_next_standard_too(ending, tmp_path):
+    """C++20, which newer torchs build in; not optimized, which takes a tenth of the time."""
+    nvcc = shutil.which("nvcc")
+    if ending == ".cu" and nvcc is None:
+        pytest.skip("no nvcc on PATH")
+    device = [nvcc, "-arch=sm_90", "--expt-relaxed-constexpr", "-DOCTET_CUDA", f"-I{ROOT}/include"]
+    device += ["-ptx", "-Xcicc=-O0", "-o", str(tmp_path / "kernel.ptx"), "-Werror=all-warnings"]
+    seen = 0
+    for entry in compile_commands.commands(ROOT, loader._session.toolchain):
+        file, words = entry["file"], entry["arguments"]
+        if not file.endswith(ending):
+            continue
+        host = ["c++", *(word for word in words[1:] if not word.startswith(("-O", "-std")))]
+        command = [*device, file] if ending == ".cu" else [*host, "-fsyntax-only", "-Werror"]
+        done = subprocess.run([*command, "-std=c++20"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        seen += 1
+    assert seen > 20
 
 
 @pytest.mark.cuda

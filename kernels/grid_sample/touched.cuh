@@ -64,7 +64,9 @@ __global__ void __launch_bounds__(kThreads)
 /// Launches `touch_kernel` for all points.
 template <bool kRound>
 const char* touch(GridSampleJob job, const Rounded& to, cudaStream_t stream) {
-    for (job.lanes_log2 = 0; job.lanes_log2 < 2 && 4 << job.lanes_log2 < job.p.C;) ++job.lanes_log2;
+    int lanes_log2 = 0;
+    while (lanes_log2 < 2 && 4 << lanes_log2 < job.p.C) ++lanes_log2;
+    job.lanes_log2 = lanes_log2;
     const auto kernel = job.p.D == 2 ? touch_kernel<2, kRound> : touch_kernel<3, kRound>;
     return launch_points(kernel, job, 32 >> job.lanes_log2, stream, 0x7fffffff, 1, 0, to);
 }
