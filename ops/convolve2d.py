@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from loader.jit.operators.frame import vmap
+from loader.jit.operators.frame import unflatten, vmap
 from loader.jit.operators.shapes import shown
 
 from .linear import Linear, in_turns, rank, refuse_batch
@@ -180,7 +180,7 @@ def _batched(op, images: int, kernel_too: bool):
             args[images] = x.flatten(0, 1) if kernels_joined else x
 
         def split(x, joined):  # (0,) is a gradient that was not asked for
-            return x.unflatten(0, (B, x.shape[0] // B)) if joined or x.dim() == 1 else x
+            return unflatten(x, 0, (B, x.shape[0] // B)) if joined or x.dim() == 1 else x
 
         out = op(*args)
         if not isinstance(out, tuple):

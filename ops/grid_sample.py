@@ -262,12 +262,12 @@ def _batched_forward(op) -> None:
         grid = grid if in_dims[1] is None else grid.movedim(in_dims[1], 0)
         if in_dims[1] is None:
             out = op(input.transpose(0, 1).flatten(1, 2), grid, *options)
-            return out.unflatten(1, (B, input.shape[2])), 1
+            return frame.unflatten(out, 1, (B, input.shape[2])), 1
         if in_dims[0] is None:
             out = op(input, grid.transpose(0, 1).flatten(1, 2), *options)
-            return out.unflatten(2, (B, grid.shape[2])), 2
+            return frame.unflatten(out, 2, (B, grid.shape[2])), 2
         out = op(input.flatten(0, 1), grid.flatten(0, 1), *options)
-        return out.unflatten(0, (B, input.shape[1])), 0
+        return frame.unflatten(out, 0, (B, input.shape[1])), 0
 
     frame.vmap(op, rule)
 

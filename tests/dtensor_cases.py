@@ -169,12 +169,17 @@ def transformed() -> None:
     """torch.func.grad, and torch.vmap over a batch that is cut."""
     torch.manual_seed(0)
     tensors = _values(8, 3, 8, 2), _points(8, 3, 3)
-    parts = [distribute_tensor(x, mesh(4), [Shard(0)]) for x in tensors]
 
     def loss(feats, points):
         return loader.trilinear_interpolation(feats.flatten(0, 1), points.flatten(0, 1)).sum()
 
-    for function in (torch.func.grad(loss, (0, 1)), torch.vmap(loader.trilinear_interpolation)):
+    cases = [(torch.func.grad(loss, (0, 1)), tensors)]
+    cases += [(torch.vmap(loader.trilinear_interpolation), tensors)]
+    images, grids = torch.rand(8, 2, 3, 5, 4), torch.rand(8, 2, 6, 7, 2)
+    cases += [(torch.vmap(loader.grid_sample), (images, grids))]
+    cases += [(torch.vmap(loader.convolve2d), (images[:, 0], torch.rand(8, 3, 3)))]
+    for function, tensors in cases:
+        parts = [distribute_tensor(x, mesh(4), [Shard(0)]) for x in tensors]
         found, expected = function(*parts), function(*tensors)
         pairs = (
             zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]

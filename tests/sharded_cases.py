@@ -61,7 +61,7 @@ def points_of(case: dict, rank: int, world: int):
     grid = grid.to(getattr(torch, case["grid_dtype"]))
     if case["strange"] and n > 6 and case["mode"] != "bicubic":
         for k, x in enumerate(FAR):
-            grid[:, ..., k, k % axes] = x
+            grid[:, ..., k, k % axes] = torch.tensor(x).to(grid.dtype)  # or float16 refuses 1e30
     weights = torch.randn(case["images"], case["channels"], *shape[1:-1], generator=make)
     return grid, weights.to(getattr(torch, case["dtype"]))
 

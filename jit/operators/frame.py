@@ -304,6 +304,11 @@ def first_member(in_dims: Sequence, args: Sequence) -> list:
     return [x if dim is None else x.select(dim, 0) for x, dim in zip(args, in_dims, strict=True)]
 
 
+def unflatten(x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """Return `x.unflatten(dim, sizes)`; torch 2.15 does that to a DTensor's part, wrongly."""
+    return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
+
+
 def batched(op, flatten: bool) -> None:
     """Let torch.vmap run `op` once over the whole batch, instead of once for each member.
 
@@ -320,7 +325,7 @@ def batched(op, flatten: bool) -> None:
 
         def split(x):
             if flatten:
-                return x.unflatten(0, (info.batch_size, len(x) // info.batch_size))
+                return unflatten(x, 0, (info.batch_size, len(x) // info.batch_size))
             return x.expand(info.batch_size, 0) if x.shape == (0,) else x  # was not asked for
 
         out = op(*map(whole, args, in_dims))

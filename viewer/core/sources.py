@@ -154,10 +154,9 @@ def _kind(name: str) -> str:
 class _Counted(io.RawIOBase):
     """A file that tells how much of it was read."""
 
-    def __init__(self, path: Path, progress: Progress):
-        self._file = io.FileIO(path)
-        self._size = max(1, os.path.getsize(path))
-        self._progress = progress
+    def __init__(self, file: io.FileIO, progress: Progress):
+        self._file, self._progress = file, progress
+        self._size = max(1, os.fstat(file.fileno()).st_size)
 
     def readinto(self, buffer: Any) -> int:
         """Read at most a piece, as any raw file."""
@@ -187,11 +186,16 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
+def _opened(path: Path, progress: Progress) -> io.BufferedReader:
+    """Open a file that tells `progress` how much of it was read."""
+    return io.BufferedReader(_Counted(io.FileIO(path), progress), _PIECE)
+
+
 def _photo(path: Path, progress: Progress) -> Photo:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     Image.MAX_IMAGE_PIXELS = None  # `_check_memory` is the limit
-    with io.BufferedReader(_Counted(path, progress), _PIECE) as file:
+    with _opened(path, progress) as file:
         try:
             image: Image.Image = Image.open(file)
         except UnidentifiedImageError:
@@ -212,7 +216,7 @@ def _photo(path: Path, progress: Progress) -> Photo:
 def _tiff(path: Path, progress: Progress) -> Source:
     import tifffile
 
-    with io.BufferedReader(_Counted(path, progress), _PIECE) as file:
+    with _opened(path, progress) as file:
         try:
             with tifffile.TiffFile(file) as pages:
                 series = pages.series[0]
@@ -258,7 +262,7 @@ def _nifti(path: Path, progress: Progress) -> Volume:
     from nibabel.filebasedimages import ImageFileError
     from nibabel.spatialimages import HeaderDataError
 
-    with io.BufferedReader(_Counted(path, progress), _PIECE) as raw:
+    with _opened(path, progress) as raw:
         packed = raw.peek(2)[:2] == b"\x1f\x8b"
         file = gzip.GzipFile(fileobj=raw) if packed else raw
         second = int.from_bytes(file.peek(4)[:4], "little") in (540, 0x1C020000)
