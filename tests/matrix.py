@@ -31,6 +31,8 @@ FAST = {f"test_{file.stem}.py": f"not ({_LONG})" for file in (ROOT / "ops").glob
     "test_accelerate_torch.py": "not compile",
     "test_schemas.py": "archive",
     "test_nn.py": f"not ({_LONG})",
+    "test_dtensor.py": "transforms",
+    "test_sharded.py": "at_random",
     "test_inline.py": "snippets or conversions or arguments or last_way or gil or module_works_on",
     "test_last_way.py": "",
     "test_accelerate_extensions.py": "each_argument or restored or signatures or names_and_places",
