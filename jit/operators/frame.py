@@ -305,7 +305,7 @@ def first_member(in_dims: Sequence, args: Sequence) -> list:
 
 
 def unflatten(x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """Return `x.unflatten(dim, sizes)`; torch 2.15 does that to a DTensor's part, wrongly."""
+    """Return `x.unflatten(dim, sizes)`, which torch 2.15 does to a DTensor's part within a rule."""
     return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
 
 
