@@ -13,9 +13,8 @@ from ..errors import BuildError
 from ..machine import settings
 from .engine import Job, Recipe
 from .progress import Quiet, Silent, say
-from .workshop import behind, end_all, in_threads
+from .workshop import behind, end_all, in_threads, in_turns
 
-_TURN = 0.5  # seconds
 _LAST_MOMENT = 2.0  # seconds that the end of a process waits for its builds to end
 
 
@@ -50,9 +49,7 @@ class Batch:
         try:
             for job in self.jobs:
                 job.hurry()
-            # In turns: where another thread gets the signal of a Ctrl-C, this one would sleep on.
-            while concurrent.futures.wait(self._begun, _TURN).not_done:
-                pass
+            in_turns(*self._begun)
             for done in self._begun:
                 done.result()
         except BaseException:

@@ -6,6 +6,7 @@ for a fresh one. It appears in one step; a compiler that outlives a kill writes 
 nobody reads.
 """
 
+import _thread
 import concurrent.futures
 import contextlib
 import hashlib
@@ -37,6 +38,7 @@ _NICE = 10  # of compilers that nobody waits for, beyond this process's own
 _APART: dict[str, Any] = (
     {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 )
+_TURN = 0.5  # seconds
 _OLD = 3600  # seconds after which a draft is certainly nobody's
 _KILLED = re.compile(r"\bKilled\b.*\bprogram\b|died due to signal 9\b|was ended by signal 9\b")
 _MEMORY = "it was killed twice; where memory is short, set MAX_JOBS=1"
@@ -311,6 +313,24 @@ def behind(function: Callable, *arguments: object) -> Future:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def in_turns(*futures: Future) -> None:
+    """Wait for futures. A Ctrl-C, whichever thread gets it, is raised here within a turn.
+
+    It is another thread that waits: `concurrent.futures.wait`, interrupted as it begins, leaves
+    futures locked for good now and then, and who is to set one's result then waits for ever.
+    """
+    ended = _thread.allocate_lock()
+    ended.acquire()
+
+    def wait() -> None:
+        concurrent.futures.wait(futures)
+        ended.release()
+
+    _thread.start_new_thread(wait, ())
+    while not ended.acquire(timeout=_TURN):
+        pass
 
 
 def in_threads(function: Callable, items: Iterable) -> list:

@@ -10,12 +10,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from ..build.slots import cores
+from ..build.workshop import in_turns
 from ..errors import BuildError
 from ..machine.sources import listed, source_folders
 from ..operators.session import SESSIONS, Session
@@ -311,9 +312,10 @@ def _unbroken(work: Callable[[], T], stop: Callable[[], None] = lambda: None) ->
 
     try:
         threading.Thread(target=run, name="loader reloads").start()
+        in_turns(future)
         return future.result()
     except KeyboardInterrupt:
         stop()
         if not future.cancel():
-            wait([future])
+            in_turns(future)
         raise

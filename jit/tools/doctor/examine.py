@@ -8,19 +8,19 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...build.steps import Steps
+from ...build.workshop import behind, in_turns
 from ...errors import BuildError
 from ...machine import child, settings, toolchain
 from . import software, system
 from .context import Check, Context, TorchMissing, begin, end_all, last_line, run
 from .report import Finding, Report
 
-_TURN = 0.5  # seconds
 CHECKS = software.CHECKS | system.CHECKS  # by subject, in the order of the report
 
 
@@ -36,31 +36,32 @@ def doctor(root: Path, caches: tuple[Path, ...]) -> Report:
         architectures = toolchain.architectures(probe)
     steps = Steps("looking", dict.fromkeys((subject for subject, _ in checks), 0.0))
     begin()
-    pool = ThreadPoolExecutor(len(checks) + 1)  # most of the time they wait
 
-    def step(subject: str, check: Check) -> Finding:
-        steps.show(subject)
-        found = guarded(subject, check, context)
-        steps.end(subject)
-        return found
-
-    try:
-        with steps:
+    def look() -> tuple[list[Finding], dict[str, Any]]:
+        with steps, ThreadPoolExecutor(len(checks) + 1) as pool:  # most of the time they wait
             torch = pool.submit(ask_torch, architectures)
             context = Context(root, caches[-1], folder, probe, refusal, architectures, torch.result)
-            found = [pool.submit(step, *each) for each in checks]
-            while wait(found, _TURN).not_done:  # in turns, so that a Ctrl-C is seen at once
-                pass
-            findings = [each.result() for each in found]
+
+            def step(subject: str, check: Check) -> Finding:
+                steps.show(subject)
+                found = guarded(subject, check, context)
+                steps.end(subject)
+                return found
+
+            return [*pool.map(step, *zip(*checks, strict=True))], torch.result()
+
+    looking = behind(look)
+    try:
+        in_turns(looking)
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         end_all()
+        in_turns(looking)  # which starts no more
         raise
     finally:
-        pool.shutdown()
         shutil.rmtree(probe, ignore_errors=True)
+    findings, of_torch = looking.result()
     versions = {"python": platform.python_version(), "platform": platform.platform()}
-    return Report(findings, versions | torch.result())
+    return Report(findings, versions | of_torch)
 
 
 def make_probe(cache: Path) -> tuple[Path, Path, str | None]:
