@@ -18,9 +18,10 @@ ways: $(READY)  ## build the operators in three ways, compare bits and times
 notebooks: $(READY)  ## run examples/*.ipynb on the CPU and keep their outputs in them
 	$(RUN) -m loader bench notebooks
 
+# A test that hangs ends it all, by faulthandler_timeout; a worker made anew would begin it again.
 test: $(READY)  ## on all cores, the longest first; one worker more, as some tests wait
 	OMP_WAIT_POLICY=passive $(RUN) -m pytest -q -n $$(($$(nproc) + 1)) --maxprocesses 8 \
-	    --dist loadscope --no-loadscope-reorder
+	    --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
 VERSIONS ?= 2.10 2.11 2.13 2.15 newest
 matrix: $(READY)  ## the suite on the CPU under each of VERSIONS of torch; FAST=1 what a new one may break
