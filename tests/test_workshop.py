@@ -192,6 +192,7 @@ def test_nothing_is_begun_for_nobody_as_somebody_comes_to_wait(monkeypatch):
 
 def test_an_interrupt_at_any_moment_leaves_nobody_waiting(monkeypatch):
     """As one of `concurrent.futures.wait` does, which leaves a future locked in 1 case of 40."""
+    # A signal just before a wait is seen a turn later: a tenth of them, 50 s in all.
     monkeypatch.setattr(workshop, "_TURN", 0.002)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     interrupted, every = 0, []
