@@ -263,11 +263,13 @@ __global__ void __launch_bounds__(kRunThreads, 6)
         float weight[1 << D];
         cell.weights(weight);
 #pragma unroll 1
-        for (int k = 0; k < C; ++k) {
-            if (kLast && k > 0 && k % 4 == 0) {
+        for (int step = 0; step < C; ++step) {
+            if (kLast && step > 0 && step % 4 == 0) {
                 at.from += 4 * p.grad_out_stride[1];
-                at.read(p.grad_out_stride[1], C - k);
+                at.read(p.grad_out_stride[1], C - step);
             }
+            // Neighbours begin with another of four channels: of other banks.
+            const int k = kLast && (step | 3) < C ? (step & ~3) | ((step + lane) & 3) : step;
             const float grad = value_of(at.grad(k), p.dtype);
             float* const slots = reinterpret_cast<float*>(sums) + k + before;
             each_corner(p, cell, [&](int pixel, int corner) {
