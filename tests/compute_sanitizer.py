@@ -110,6 +110,7 @@ def grids():
     sums_in_a_block()
     slabs()
     words_anywhere()
+    words_of_pixels()
     few_points()
     turned()
 
@@ -190,6 +191,22 @@ def words_anywhere():
         grid = anywhere(1, 70_000, 3, dtype)
         loader.grid_sample(image, grid)
         backward(image, grid, masks=((False, True),))
+
+
+def words_of_pixels():
+    """Words of a pixel's channels that are added to wherever they begin, up to the last one."""
+    sizes = product((2, 3), (2, 3, 5, 6, 7, 9, 12), (torch.float32, torch.half), LINEAR_OR_NEAREST)
+    for D, C, dtype, mode in sizes:
+        for size, points in (((9, 11, 13), 5000), ((61, 67, 71), 40_000)):
+            image, grid = field(1, C, *size[:D], dtype=dtype, last=True), anywhere(1, points, D)
+            backward(image, grid, mode)
+            if mode == "nearest":  # turned
+                backward(field(1, C, *size[:D], dtype=dtype), grid, mode, ((True, False),))
+    for mode in LINEAR_OR_NEAREST:  # slabs
+        image = field(1, 3, 161, 161, 260, last=True)
+        backward(image, anywhere(1, 4_000_000, 3), mode, ((True, False), (True, True)))
+        for D, C in product((2, 3), (1, 5, 16)):  # in shared memory
+            backward(field(2, C, *(3, 5, 4)[:D]), anywhere(2, 20_000, D), mode)
 
 
 def few_points():

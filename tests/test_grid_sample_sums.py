@@ -1,5 +1,6 @@
 """How grid_sample sums the gradient to its input: few points, many points, 16 bits."""
 
+import itertools
 import math
 
 import pytest
@@ -101,6 +102,70 @@ def test_many_points_of_few_pixels(dims, dtype, C, path):
         input = input.contiguous(memory_format=LAST[dims]) if last else input
         grid = places(path, 2, (2_200_000 if dims == 2 else 1_100_000) // C, dims, "cuda")
         check_gradients(input, grid.to(dtype), padding, by_torch)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["anywhere", "in order"])
+@pytest.mark.parametrize(
+    "mode, dtype, C",
+    [("nearest", torch.float32, 1), ("nearest", torch.float16, 6), ("bilinear", torch.float32, 16)],
+)
+def test_hardly_any_pixels_of_many_points(mode, dtype, C, path):
+    """Sums in shared memory too: of nearest points, and of points whose pixels are in one sector."""
+    for size, points in (((3, 5), 30_000), ((6, 4, 3), 30_000), ((31, 40), 900_000)):
+        dims, last = len(size), len(size) == 3
+        input = torch.rand(2, C, *size, device="cuda").to(dtype)
+        input = input.contiguous(memory_format=LAST[dims]) if last else input
+        grid = places(path, 2, points, dims, "cuda").to(dtype)
+        grad_out = torch.rand(2, C, points, *[1] * (dims - 1), device="cuda").to(dtype)
+        torch.use_deterministic_algorithms(True)  # exact sums, at the same places
+        given = grad_out.float(), input.float(), grid, mode
+        expected = grid_sample_bw(*given, output_mask=(True, False))
+        torch.use_deterministic_algorithms(False)
+        for both in (False, True):
+            found = grid_sample_bw(grad_out, input, grid, mode, output_mask=(True, both))
+            rtol = 1e-4 if dtype == torch.float32 else 1.01 * torch.finfo(dtype).eps
+            assert_close((found[0] if both else found).float(), expected, rtol=rtol, atol=1e-4)
+
+
+def channel_by_channel(grad_out, input, grid, padding, mode):
+    """By the kernels for one channel of a plane, in another type but at the same places."""
+    pairs = zip(grad_out.split(1, 1), input.split(1, 1), strict=True)
+    parts = [
+        grid_sample_bw(
+            g.contiguous(), x.contiguous(), grid, mode, padding, output_mask=(True, True)
+        )
+        for g, x in pairs
+    ]
+    return torch.cat([part[0] for part in parts], 1), sum(part[1].float() for part in parts)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_words_of_a_pixels_channels_that_begin_anywhere(dims, dtype, mode):
+    """A GPU adds to pixels of few channels, and of nearest points, a word of memory at a time."""
+
+    def single(grad_out, input, *options):
+        return channel_by_channel(grad_out.float(), input.float(), *options)
+
+    small, large = ((41, 53), (301, 307)) if dims == 2 else ((11, 13, 17), (41, 47, 48))
+    for C, last in itertools.product((2, 3, 4, 5, 7, 8, 9, 14), (True, False)):
+        for size, points, path in ((small, 20_000, "in order"), (large, 23_000, "anywhere")):
+            input = torch.rand(3, C, *size, device="cuda").to(dtype)
+            input = input.contiguous(memory_format=LAST[dims]) if last else input
+            grid = places(path, 3, points, dims, "cuda").to(dtype)
+            check_gradients(input, grid, "border" if C % 2 else "zeros", single, mode)
+    # What is not finite stays in its own pixels.
+    input = torch.rand(1, 3, *large, device="cuda").to(dtype).contiguous(memory_format=LAST[dims])
+    grid = torch.zeros(1, *[1] * (dims - 1), 1, dims, device="cuda", dtype=dtype)
+    grad_out = torch.full((1, 3, *[1] * dims), math.nan, device="cuda", dtype=dtype)
+    found = grid_sample_bw(grad_out, input, grid, mode, output_mask=(True, False))
+    touched = found.isnan()
+    assert touched.sum() == 3 * (2**dims if mode == "bilinear" else 1)
+    assert touched[(..., *(slice(n // 2 - 1, n // 2 + 2) for n in large))].sum() == touched.sum()
+    assert (found[~touched] == 0).all()
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])

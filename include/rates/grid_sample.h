@@ -14,6 +14,9 @@ struct GridSampleRates {
     // Pixels to a point, from where points have no neighbours: nearest ones of images, and others;
     // and bytes of a field of which channels are then read one by one, or added to.
     double lonely_nearest = 3.5, lonely = 5, plane_field = 2e7, plane_sums = 5e7;
+    // A million elements to turn, more where planes have gaps between their rows, as a slice has:
+    // of up to four channels, and of more.
+    double gaps_few = 4.5, gaps = 1;
     double large_blocks = 1.5;  // points to a pixel, up to which planes have these (an H100's)
     int64_t few = 1 << 15;      // points, below which a warp to 32 of them leaves a GPU idle
     // Of planes that are added to: points, below which 16 threads share one, or 32.
@@ -112,19 +115,29 @@ constexpr GridSampleSlabRates kGridSampleSlabRates;
 
 /// Of the gradient to the input, by an H200; of runs of pixels and touched pixels, by an H100.
 struct GridSampleGradientRates {
-    double stream = 2.6;                     // MB of a pass that turns channels last,
-    double zeroed = 4.3, rounded = 4;        // of passes that turn nothing: each
+    // A million additions to sums in memory, fitted to 1,200 cases at random: of points in order,
+    // as many to a pixel or more, whose neighbours add up first; more of these from four pixels to
+    // a point on; of scattered ones; and more where the L2 cache holds no sums.
+    struct Adds {
+        double near, apart, far, missed, held;  // held: MB that the cache has
+    };
+    Adds add_row{3.8, 4.9, 6.9, 14, 40};             // of planes,
+    Adds add_beside{5.6, 2.3, 10, 8, 40};            // of channels side by side, and of these
+    Adds add_pixel{2.8, 2.7, 4.6, 8, 40};            // where a kernel adds up to three at a time;
+    Adds add_nearest{5.3, 13, 11.8, 22, 33};         // of nearest points;
+    Adds add_word{3.2, 4.3, 6.2, 13, 40};            // of words of four channels,
+    Adds add_nearest_word{10.5, 2.3, 12.7, 10, 33};  // and of nearest points
+    double add_word_point = 15;        // and of a million points, whose words a warp shares out
+    double stream = 2.6;               // MB of a pass that turns channels last,
+    double zeroed = 4.3, rounded = 4;  // of passes that turn nothing: each
     double coherent = 2.2, scattered = 6.5;  // a million rows of a channel's pixels, as they are,
     double words = 7, row = 12, row_byte = 0.27;  // and turned: of four channels; more, by bytes
     // Of both gradients, an H100's, fitted to cases at random. A million rows: of the first word of
     // four channels of a copy, where the kernel that sums reads it; of each further one; and of a
     // channel as it is, or beside others, where the kernel for the gradient to the grid alone does.
     double fused = 9.9, fused_word = 7.2, alone = 4.05, alone_last = 5.3;
-    double look = 2;                         // sectors that 32 points lie in, in order
-    double add_near = 5.3, add_far = 10;     // a million additions: of points in order, scattered,
-    double word_near = 7.5, word_far = 8.6;  // and of words of four channels
-    double missed = 35;   // that take more where the L2 cache holds no sums: of more than 500 MB
-    double launches = 5;  // what passes take in any case
+    double look = 2;                 // sectors that 32 points lie in, in order
+    double launches = 5;             // what passes take in any case
     int64_t short_zeros = 16 << 20;  // bytes, up to which a kernel writes them that others follow
     int64_t few = 1 << 14;           // points, below which a warp to 32 of them leaves a GPU idle;
     int64_t few_words = 1 << 16;     // to the grid alone,
@@ -134,22 +147,43 @@ struct GridSampleGradientRates {
     // So many points to a pixel, and lanes no longer share the channels of one: each then adds up
     // what its own points give the same pixel. Where channels neighbour, later.
     double crowded = 0.5, crowded_last = 1.25;
-    double most = 31;         // sectors that 32 points lie in: scattered ones are in hardly more
-    double worth = 25;        // what has to be saved by a look, which costs half of it
-    int64_t field = 110000;   // bytes of sums in shared memory, of two blocks to an SM;
-    double field_adds = 512;  // to each pixel, and in all, from where that is worth a look,
-    double field_least = 1.6e7;
-    float field_few = 6;          // sectors that 32 points lie in, from where it pays: not float64
-    double passes = 4.7e-6;       // of an element in 16 bits, in float, beyond writing it;
-    double listed = 3.5e-5;       // of a point in the lists of runs of pixels,
-    double summed = 8.9e-6;       // of each of its gradients,
-    double summed_word = 3.1e-5;  // more where words of four channels could be added otherwise,
-    double lists = 20;            // of launching what makes these,
-    double lists_last = 30;       // and more where channels lie side by side
-    double touches = 8;           // of launching what sets touched sums to zero and rounds them,
-    double touch = 60;            // of a million sectors of these
+    double most = 31;        // sectors that 32 points lie in: scattered ones are in hardly more
+    double worth = 25;       // what has to be saved by a look, which costs half of it,
+    double idle = 4.7;       // and by a million threads that it leaves idle
+    int64_t field = 110000;  // bytes of sums in shared memory, of two blocks to an SM,
+    int64_t field_channels = 16;  // of so many channels at most
+    // So many additions to each pixel, from where that may pay; of linear ones, from where it does,
+    // whatever the points are: fewer in fields of hardly any pixels.
+    double field_adds = 256, field_sure = 8192;
+    int64_t field_pixels = 64;
+    float field_few = 4;     // pixels that 32 points lie in, from where else it pays: not float64
+    double crowd = 2;        // pixels to a point, below which points crowd: padded sums pay there
+    double passes = 4.7e-6;  // of an element in 16 bits, in float, beyond writing it;
+    double listed = 3.5e-5;  // of a point in the lists of runs of pixels,
+    double summed = 8.9e-6;  // of each of its gradients,
+    double summed_word = 3.1e-5;   // more where words of four channels could be added otherwise,
+    double lists = 20;             // of launching what makes these,
+    double lists_last = 30;        // and more where channels lie side by side
+    int64_t touched_channels = 4;  // from how many on sums of touched pixels may pay,
+    double touches = 8;            // of launching what sets touched sums to zero and rounds them,
+    double touch = 60;             // of a million sectors of these
 };
 constexpr GridSampleGradientRates kGridSampleGradientRates;
+
+/// Of sums of few pixels, an H200's, fitted to 620 cases at random. In memory, of scattered points:
+/// what they take in any case, a million additions, and a thousand requests of one sector, which
+/// wait for each other. In shared memory: also a million points, and sums that go to memory.
+struct GridSampleFieldRates {
+    struct Memory {
+        double least, add, wait;
+    };
+    Memory planes, last;
+    double least, point, add, flush;
+};
+constexpr GridSampleFieldRates kGridSampleLinearField{{16, 0.9, 8}, {8.4, 4.4, 4}, 11,
+                                                      6.6,          2.5,           5.4};
+constexpr GridSampleFieldRates kGridSampleNearestField{{9, 5.2, 15}, {6.8, 8.2, 6.2}, 10, 9.5, 7.7,
+                                                       3.4};
 
 /// Of sums of float64 of few pixels, an H100's, fitted to 120 cases at random. A million additions:
 struct GridSampleDoubleRates {

@@ -74,32 +74,37 @@ __device__ inline void add_one(const GridSampleJob& job, void* to, Acc<T> x) {
         add_16bit(job, to, x);
 }
 
-/// to[0 ... K - 1] += x, K up to four, of pixels along x where job.whole_words says that they lie
-/// side by side: in words of 16 bytes, as the L2 cache takes a request for each, with zeros beside
-/// them. Not beyond the last whole word of the sums.
-template <int K>
-__device__ inline void add_row(const GridSampleJob& job, float* to, const float (&x)[K]) {
+/// to[0 ... count - 1] += x, of elements that lie side by side, where job.line says so: pixels
+/// along x, or a pixel's channels and its neighbour's. In words of 16 bytes, wherever these begin,
+/// as the L2 cache takes a request for each, with zeros beside them: those of x from `count` on are
+/// zero. Not beyond the last whole word of the sums.
+template <int N>
+__device__ inline void add_line(const GridSampleJob& job, float* to, const float (&x)[N],
+                                int count = N) {
 #if __CUDA_ARCH__ >= 900
+    constexpr int kWords = (N + 6) / 4;
     const int place = int(reinterpret_cast<uintptr_t>(to) / sizeof(float) & 3);
-    const bool two = place + K > 4;
-    if (to - place + (two ? 8 : 4) <= job.whole_words) {
-        float word[4], next[4];
+    float* const words = to - place;
+    if (words + (place + count + 3) / 4 * 4 <= job.whole_words) {
+        float by_one[N + 1], all[4 * kWords];  // moved up by so many places
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            word[j] = next[j] = 0;
+        for (int j = 0; j <= N; ++j)
+            by_one[j] =
+                place & 1 ? (j > 0 ? x[j > 0 ? j - 1 : 0] : 0) : (j < N ? x[j < N ? j : 0] : 0);
 #pragma unroll
-            for (int k = 0; k < K; ++k) {
-                if (k <= j && place == j - k) word[j] = x[k];
-                if (k > j && place == 4 + j - k) next[j] = x[k];
-            }
+        for (int j = 0; j < 4 * kWords; ++j) {
+            const float moved = j >= 2 && j - 2 <= N ? by_one[j - 2] : 0;
+            all[j] = place & 2 ? moved : j <= N ? by_one[j] : 0;
         }
-        add_floats<4>(to - place, word);
-        if (two) add_floats<4>(to - place + 4, next);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w)
+            if (4 * w < place + count) add_floats<4>(words + 4 * w, all + 4 * w);
         return;
     }
 #endif
 #pragma unroll
-    for (int k = 0; k < K; ++k) add_one<float>(job, to + k, x[k]);
+    for (int k = 0; k < N; ++k)
+        if (k < count) add_one<float>(job, to + k, x[k]);
 }
 
 /// Adds V channels that lie side by side, in the type of the sums.

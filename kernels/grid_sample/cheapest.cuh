@@ -18,6 +18,7 @@ struct Cost {
 /// field.
 struct Savings {
     float near, apart, missed;
+    bool pixels = false;  // not sectors, but pixels of their own
 };
 
 /// Beyond so many sectors that 32 points lie in.
@@ -45,6 +46,16 @@ double apart(double places, int draws = 32) {
     double left = 1 - 1 / places;  // of the places, after one draw
     for (int n = 1; n < draws; n *= 2) left *= left;
     return std::max(0., (places * (1 - left) * 32 / draws - 1) / 31);
+}
+
+/// Microseconds more to turn planes that have gaps between their rows.
+double gaps_of(const GridSampleParams& p) {
+    const int64_t* const stride = p.input_stride;
+    const bool dense = (p.size[1] == 1 || stride[3] == stride[4] * p.size[2]) &&
+                       (p.size[0] == 1 || stride[2] == stride[3] * p.size[1]);
+    if (dense || (p.C > 1 && stride[1] == 1)) return 0;
+    const double each = p.C <= 4 ? kGridSampleRates.gaps_few : kGridSampleRates.gaps;
+    return double(p.B * p.C * voxel_count(p)) * 1e-6 * each;
 }
 
 /// Chooses by what is read of the field: turned ones have one row where others have one for each
@@ -87,7 +98,7 @@ Plans cheapest_read(const GridSampleParams& p, Plans plans, const GridSampleRead
     const double near = std::min(far, p.D == 2 ? std::sqrt(to_point) : std::cbrt(to_point));
     const double read = rows * pair * pad / plans.turned.V, moved = rows * sectors(pad * size);
     const double passes =
-        r.turn + r.stream * (field + copy) + points * (r.point + r.out * double(p.C));
+        r.turn + r.stream * (field + copy) + gaps_of(p) + points * (r.point + r.out * double(p.C));
     const double beyond = read * words.spread + moved * words.missed * by_l1(copy);
     Cost& turned = plans.turning;
     turned.near = passes + read * words.row + near * beyond;
@@ -124,28 +135,46 @@ double passes_of(const GridSampleParams& p, const Plan& plan) {
     double us = plan.touched ? touched_us(p, plan)
                 : plan.sums  ? whole_us(p, plan)
                              : field / r.zeroed;
-    if (plan.copy) us += (plan.copy_bytes * 1e-6 + field) / r.stream;
+    if (plan.copy) us += (plan.copy_bytes * 1e-6 + field) / r.stream + gaps_of(p);
     return us;
 }
+
+/// The additions of a plan to the gradient to the input, or to sums of it, and what takes a million
+/// of them how long. `near`, `far` as in Cost; `held`: scattered, but in the L2 cache.
+struct Adding {
+    double near, held, far;
+
+    Adding(const GridSampleParams& p, const Plan& plan) {
+        constexpr auto r = kGridSampleGradientRates;
+        const bool nearest = p.interpolation == Interpolation::kNearest;
+        const bool words = plan.V > 1 || (plan.pixels && !plan.order && plan.sums);
+        const bool last = words || (p.C > 1 && p.grad_input_stride[1] == 1);
+        const auto& rates = words         ? (nearest ? r.add_nearest_word : r.add_word)
+                            : nearest     ? r.add_nearest
+                            : plan.pixels ? r.add_pixel
+                            : last        ? r.add_beside
+                                          : r.add_row;
+        const double adds = double(taps_of(p)) * 1e-6 * double(words ? plan.pad / 4 : p.C);
+        const double to_point = double(voxel_count(p)) / double(p.P);  // pixels
+        const double apart = std::min(1., std::max(0., std::log2(to_point) / 2));
+        const bool one = !words && nearest && by_planes(p);
+        const double sums = double(p.B * voxel_count(p)) * 4e-6 * double(one ? 1 : plan.pad);
+        const double missed = std::max(0., 1 - rates.held / sums) * rates.missed;
+        const double points = words && !nearest ? double(p.B * p.P) * 1e-6 * r.add_word_point : 0;
+        near = points + adds * (rates.near + apart * rates.apart);
+        held = points + adds * rates.far, far = held + adds * missed;
+    }
+};
 
 /// Of gradients to the input turning pays where words of four channels, added to at once, save more
 /// than the passes over the field take.
 Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     constexpr auto r = kGridSampleGradientRates;
-    const bool nearest = p.interpolation == Interpolation::kNearest;
-    const double taps = double(p.B) * p.P * (nearest ? 1 : 1 << p.D) * 1e-6;
-    const double words = double(plans.turned.pad) / 4;
-    const double voxels = double(p.B) * voxel_count(p) * 4e-6;
-    const auto missed = [&](int64_t channels) {
-        return r.missed * std::max(0., 1 - kGridSampleRates.large / (voxels * double(channels)));
-    };
-    double near = taps * (p.C * r.add_near - words * r.word_near);
-    double held = taps * (p.C * r.add_far - words * r.word_far);  // scattered, in the L2 cache
-    // Two of a row of pixels share what they miss.
-    const double shared = nearest ? p.C : p.C / 2.;
-    double far = held + taps * (shared * missed(p.C) - words * missed(plans.turned.pad));
+    const Adding plain(p, plans.plain), turned(p, plans.turned);
+    double near = plain.near - turned.near, held = plain.held - turned.held;
+    double far = plain.far - turned.far;
     if (plans.turned.copy) {
-        const double rows = taps / 2, each = rows_of(plans.turned.pad);
+        const double rows = double(taps_of(p)) / 2 * 1e-6, each = rows_of(plans.turned.pad);
         near += rows * (p.C * r.coherent - each);
         const double read_far = rows * (p.C * r.scattered - each) / 2;
         held += read_far, far += read_far;
@@ -153,10 +182,14 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     const double passes = passes_of(p, plans.turned) - passes_of(p, plans.plain) + r.launches;
     plans.turning = {passes, passes}, plans.as_it_is = {near, far};
     plans.why = "passes over the field take longer than words of four channels save";
-    if (plans.turned.V == 1 || p.B * p.P < r.few || passes > far) return plans;
+    // Threads that share few points add to channels side by side at once.
+    const bool few = p.grad_input_stride[1] == 1 && p.B * p.P < r.few;
+    const bool none = plans.turned.V == 1 && !plans.turned.pixels;
+    if (none || few || passes > std::max(near, far)) return plans;
     // Or, of scattered points, much more, and else hardly less: a look would take as long.
-    const bool much = far - passes > r.worth;
-    if (passes < near || (much && passes - near < r.worth / 2)) {
+    const double look = r.worth + double(p.B * p.P) * 1e-6 * r.idle;
+    const bool much = far - passes > look;
+    if (passes < near || (much && passes - near < look / 2)) {
         plans.take = Plans::kTurned;
         plans.why = "words of four channels save more than passes take";
     } else if (much) {
@@ -187,21 +220,51 @@ bool saves_in_field(const GridSampleParams& p, const FieldSums& field, Plans& pl
     return true;
 }
 
-/// True if a look may choose sums in shared memory.
+/// What sums of scattered points take in memory, and sums in shared memory.
+void cost_in_field(const GridSampleParams& p, const FieldSums& field, Plans& plans) {
+    const auto& r = p.interpolation == Interpolation::kNearest ? kGridSampleNearestField
+                                                               : kGridSampleLinearField;
+    const bool last = p.C > 1 && p.grad_input_stride[1] == 1;
+    const double pixels = double(voxel_count(p)), points = double(p.B * p.P) * 1e-6;
+    const double adds = double(taps_of(p)) * double(p.C) * 1e-6, beside = last ? double(p.C) : 1;
+    // A request of a sector serves those of a warp's 32 points that lie in it.
+    const double sectors = std::max(1., pixels * beside / 8);
+    const double met = 1 - std::pow(1 - 1 / sectors, 32);
+    const double requests = double(taps_of(p)) / double(p.B) * beside / 32 * met * 1e-3;
+    const auto& memory = last ? r.last : r.planes;
+    const double scattered = memory.least + adds * memory.add + requests * memory.wait;
+    const double shares = double(ceil_div(p.C, field.channels));
+    const double flushed = double(field.blocks) * double(p.B * p.C) * pixels * 1e-6;
+    const double shared = r.least + points * shares * r.point + adds * r.add + flushed * r.flush;
+    plans.as_it_is = {kUnknown, scattered}, plans.turning = {shared, shared};
+}
+
+/// True if sums in shared memory are chosen, or a look may choose them.
 bool in_field(const GridSampleParams& p, Plans& plans) {
     constexpr auto r = kGridSampleGradientRates;
     const bool exact = p.dtype == DType::kDouble;
-    const bool crowded = p.P << p.D >= voxel_count(p) * r.field_adds &&
-                         double(taps_of(p)) * double(p.C) >= r.field_least;
-    if (!exact && !crowded) return false;
+    const bool linear = p.interpolation == Interpolation::kLinear;
+    const double adds = double(taps_of(p)) / double(p.B * voxel_count(p));  // to each
+    if (exact ? !linear : adds < r.field_adds) return false;
     const FieldSums field = field_sums(p);
     if (field.channels == 0 || (exact && !saves_in_field(p, field, plans))) return false;
-    if (!exact) plans.saved = beyond(r.field_few);
+    plans.take = Plans::kProbe;
+    plans.why = "shared memory pays where points of the same pixels do not neighbour";
+    if (!exact) {
+        cost_in_field(p, field, plans);
+        const double shared = plans.turning.far, saved = plans.as_it_is.far - shared;
+        const bool tiny = voxel_count(p) <= r.field_pixels, quick = shared < r.worth;
+        if ((linear && (adds >= r.field_sure || tiny)) || (quick && (tiny || saved > 0))) {
+            plans.take = Plans::kTurned;
+            plans.why = "so many more points than pixels that additions to memory would wait";
+        } else if (saved < r.worth) {
+            return false;
+        }
+        plans.saved = beyond(r.field_few), plans.saved.pixels = true;
+    }
     plans.turned.field = field, plans.turned.pad = p.C;
     plans.turned.sums = plans.turned.order = element_size(p.dtype) == 2;
     if (plans.turned.sums) plans.turned.sum_bytes = field_bytes(p, p.C * 4);
-    plans.take = Plans::kProbe;
-    plans.why = "shared memory pays where points of the same pixels do not neighbour";
     return true;
 }
 
@@ -268,10 +331,12 @@ Plans plans_of(const GridSampleParams& p) {
             plans.why = "16 bits, and far more pixels than points";
             return plans;
         }
-        if (linear && in_field(p, plans)) return plans;
+        if (in_field(p, plans)) return plans;
     }
-    if (plans.plain.V > 1 || p.C == 1 || p.dtype == DType::kDouble || is_second(p) ||
-        plans.plain.fixed || !fits_last(p) || p.P < 1024)
+    const bool beaten = sums && linear && is_crowded(p);  // pixels' channels, by padded sums
+    if (plans.plain.V > 1 || (plans.plain.pixels && !beaten) || p.C == 1 ||
+        p.dtype == DType::kDouble || is_second(p) || plans.plain.fixed || !fits_last(p) ||
+        p.P < 1024)
         return plans;
     plans.turned = plan_of(p, true);
     if (p.interpolation == Interpolation::kCubic) return cheapest_cubic(p, plans);

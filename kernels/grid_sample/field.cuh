@@ -1,6 +1,7 @@
-// grid_sample's gradient to an input that fits in shared memory, by linear interpolation, where
-// points are many beside its pixels. Each block sums its points there and adds what they come to to
-// memory once: additions to the same few pixels wait for each other, in the L2 cache far longer.
+// grid_sample's gradient to an input that fits in shared memory, by linear or nearest
+// interpolation, where points are many beside its pixels. Each block sums its points there and adds
+// what they come to to memory once: additions to the same few pixels wait for each other, in the L2
+// cache far longer.
 #pragma once
 #include "linear_backward.cuh"
 

@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
         const int64_t sum_image = at.b * p.grad_input_stride[0];
         const int step = at.lanes * V, C = int(p.C);
         // All taps lie in the image, and are not mirrored or held at its border.
-        bool by_rows = job.whole_words && point.axis[0].index[0] >= 0;
+        bool by_rows = job.line == Line::kRow && point.axis[0].index[0] >= 0;
 #pragma unroll
         for (int k = 1; k < kTaps; ++k)
             by_rows = by_rows && point.axis[0].index[k] == point.axis[0].index[0] + k;
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
                             float x[4];
 #pragma unroll
                             for (int j = 0; j < 4; ++j) x[j] = weight[k + j] * grad[0];
-                            add_row(
+                            add_line(
                                 job,
                                 static_cast<float*>(p.grad_input) + sum_image + sums.offset(k, c),
                                 x);

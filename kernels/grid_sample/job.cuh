@@ -32,6 +32,13 @@ struct alignas(8) AxisOf {
 /// x lie side by side; or a pixel's channels; or these make one word; or lie in two.
 enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords, kAcross };
 
+/// What lies side by side in float32 sums, to be added to in words of 16 bytes: pixels along x; or
+/// a pixel's channels, and of dense ones its neighbour's.
+enum class Line : int32_t { kNone, kRow, kPixel };
+
+/// Channels of a nearest pixel that a thread adds to at once.
+HD constexpr int channels_at_once(int64_t C) { return C <= 4 || C % 4 == 0 ? 4 : 8; }
+
 /// A tensor's images in a launch: where the first begins, and how many bytes they are apart.
 struct Images {
     char* first;
@@ -77,9 +84,8 @@ struct GridSampleJob {
     AxisOf<double> exact_axes[3];
     unsigned long long* fixed;  // or, where not null, memory of sums in fixed point
     int64_t places, terms;      // of those
-    // Of float32 sums whose pixels lie side by side along x: where their whole words of 16 bytes
-    // end; null for others.
-    const float* whole_words;
+    Line line;                  // of float32 sums,
+    const float* whole_words;   // and where their whole words of 16 bytes end
     const void* lone;  // of 16-bit sums: the last element, if no other is in its word of 4 bytes
     // For who launches.
     int processors;     // of the GPU

@@ -192,10 +192,61 @@ __device__ __noinline__ int base_in_sums(const GridSampleJob& job, Coordinates<A
     return cell_of<true>(job, job.sums, at).base;
 }
 
-/// V = 1: a thread to a point, or, but for kRows, several. Neighbouring points in the same cell, or
-/// in the next along x, add up what goes to the same corners within the warp first. kRows: where
-/// job.whole_words is given.
-template <typename T, int D, int U, bool kRows>
+constexpr int kPixelChannels = 3;  // that a thread adds at once, or two
+
+/// Of a point of so many channels: adds to the corners `mine`, to two pixels along x as one line.
+template <int D>
+__device__ inline void add_pixels(const GridSampleJob& job, const Runs& runs, uint32_t mine,
+                                  const float (&weight)[1 << D],
+                                  const float (&grad)[kPixelChannels], char* to) {
+    constexpr int U = kPixelChannels;
+    const int C = int(job.p.C);
+#pragma unroll
+    for (int k = 0; k < 1 << D; k += 2) {
+        float one[U], two[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) one[u] = weight[k] * grad[u], two[u] = weight[k + 1] * grad[u];
+        if (runs.reach > 1) runs.sum(one), runs.sum(two);
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const float given = __shfl_sync(kAll, two[u], runs.before);
+            if (runs.takes) one[u] += given;
+        }
+        float* const first = reinterpret_cast<float*>(to + job.sums.corner[k]);
+        float* const second = reinterpret_cast<float*>(to + job.sums.corner[k + 1]);
+        if ((mine >> k & 3) == 3) {
+            float both[2 * U];
+#pragma unroll
+            for (int j = 0; j < 2 * U; ++j) {
+                both[j] = j < U ? one[j < U ? j : 0] : 0;
+#pragma unroll
+                for (int u = 0; u < U; ++u)  // U - 1 channels, or U
+                    if ((j == u + U && C == U) || (j == u + U - 1 && C == U - 1)) both[j] = two[u];
+            }
+            add_line(job, first, both, 2 * C);
+            continue;
+        }
+        if (mine >> k & 1) add_line(job, first, one, C);
+        if (mine >> k & 2) add_line(job, second, two, C);
+    }
+}
+
+/// Writes the gradient to the coordinates of a point, if asked for.
+template <int D, typename A>
+__device__ inline void store_slopes_of(const GridSampleJob& job, const ThreadPoint& at,
+                                       const Cell<A, D>& cell, const A (&dot)[1 << D]) {
+    if (!job.p.grad_grid) return;
+    A grad_grid[D];
+    cell.slopes(dot, grad_grid);
+#pragma unroll
+    for (int d = 0; d < D; ++d) grad_grid[d] *= cell.moved(d, job);
+    store_grad_grid<D>(job, at, grad_grid);
+}
+
+/// V = 1: a thread to a point, or, where kLine is none, several. Neighbouring points in the same
+/// cell, or in the next along x, add up what goes to the same corners within the warp first. kLine:
+/// that of job.line; of pixels, U is kPixelChannels.
+template <typename T, int D, int U, Line kLine>
 __global__ void __launch_bounds__(kThreads)
     linear_backward_any(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
@@ -211,7 +262,8 @@ __global__ void __launch_bounds__(kThreads)
     constexpr uint32_t kBits = (1u << 2 * D) - 1;
     const Runs runs(cell.base, cell.flags & kBits, job.input.step[2]);
     // Threads that share a point have no neighbours to add to.
-    const int lane = kRows ? 0 : at.lane, lanes = kRows ? 1 : at.lanes;
+    constexpr bool kRows = kLine == Line::kRow, kPixels = kLine == Line::kPixel;
+    const int lane = kRows || kPixels ? 0 : at.lane, lanes = kRows || kPixels ? 1 : at.lanes;
     const bool alone = lanes == 1;
     // Has kernels of its own; but without the test this one needs more registers.
     const bool nearest = p.interpolation == Interpolation::kNearest;
@@ -254,48 +306,49 @@ __global__ void __launch_bounds__(kThreads)
                         dot[k] += grad[u] * value_of(value[u][k].at[0], p.dtype);
         }
         if (!p.grad_input) continue;
+        if constexpr (kPixels) {
+            add_pixels<D>(job, runs, mine, weight, grad, to);
+            return store_slopes_of(job, at, cell, dot);
+        } else {
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-            const int c = c0 + u * lanes;
-            if (c - lane >= C) break;
-            A part[K];
+            for (int u = 0; u < U; ++u) {
+                const int c = c0 + u * lanes;
+                if (c - lane >= C) break;
+                A part[K];
 #pragma unroll
-            for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
-            if (longer) runs.sum(part);
-            if (kRows || (alone && !nearest))
+                for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
+                if (longer) runs.sum(part);
+                if (kRows || (alone && !nearest))
+#pragma unroll
+                    for (int k = 0; k < K; k += 2) {
+                        const A given = __shfl_sync(kAll, part[k + 1], runs.before);
+                        if (runs.takes) part[k] += given;
+                    }
+                if (c >= C) continue;
+                char* row = to + c * p.grad_input_stride[1] * size;
+                asm("" : "+l"(row));
 #pragma unroll
                 for (int k = 0; k < K; k += 2) {
-                    const A given = __shfl_sync(kAll, part[k + 1], runs.before);
-                    if (runs.takes) part[k] += given;
+                    char* const first = row + job.sums.corner[k];
+                    char* const second = row + job.sums.corner[k + 1];
+                    if (kRows && (mine >> k & 3) == 3) {
+                        const float both[] = {float(part[k]), float(part[k + 1])};
+                        add_line(job, reinterpret_cast<float*>(first), both);
+                        continue;
+                    }
+                    if (mine >> k & 1) add_one<T>(job, first, part[k]);
+                    if (mine >> k & 2) add_one<T>(job, second, part[k + 1]);
                 }
-            if (c >= C) continue;
-            char* row = to + c * p.grad_input_stride[1] * size;
-            asm("" : "+l"(row));
-#pragma unroll
-            for (int k = 0; k < K; k += 2) {
-                char* const first = row + job.sums.corner[k];
-                char* const second = row + job.sums.corner[k + 1];
-                if (kRows && (mine >> k & 3) == 3) {
-                    const float both[] = {float(part[k]), float(part[k + 1])};
-                    add_row(job, reinterpret_cast<float*>(first), both);
-                    continue;
-                }
-                if (mine >> k & 1) add_one<T>(job, first, part[k]);
-                if (mine >> k & 2) add_one<T>(job, second, part[k + 1]);
             }
         }
     }
-    if (!p.grad_grid) return;
-    A grad_grid[D];
-    cell.slopes(dot, grad_grid);
-#pragma unroll
-    for (int d = 0; d < D; ++d) grad_grid[d] *= cell.moved(d, job);
-    store_grad_grid<D>(job, at, grad_grid);
+    store_slopes_of(job, at, cell, dot);
 }
 
-/// Nearest, V = 1: a thread to a point, whose gradient goes to one pixel. Neighbouring points of
-/// the same pixel add up within the warp first.
-template <typename T, int D, int U>
+/// Nearest, V = 1: a thread to a point, or several, whose gradient goes to one pixel. Neighbouring
+/// points of the same pixel add up within the warp first. A thread takes U channels at a time,
+/// which lie side by side where kPixels, as job.line has it.
+template <typename T, int D, int U, bool kPixels>
 __global__ void __launch_bounds__(kThreads)
     nearest_backward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
@@ -315,20 +368,26 @@ __global__ void __launch_bounds__(kThreads)
                         p.grad_out_points.at(job.first + i);
     char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
                      int64_t(cell.base) * job.sums.unit;
+    const int next = kPixels ? 1 : at.lanes, begin = first + at.lane * (kPixels ? U : 1);
 #pragma unroll 1
-    for (int c0 = first + at.lane; c0 - at.lane < C; c0 += U * at.lanes) {
+    for (int c0 = begin; c0 - begin + first < C; c0 += U * at.lanes) {
         A grad[U];
 #pragma unroll
         for (int u = 0; u < U; ++u) {
-            const int c = c0 + u * at.lanes;
+            const int c = c0 + u * next;
             grad[u] = c < C && at.inside ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
                                          : A(0);
         }
         if (longer) runs.sum(grad);
+        if constexpr (kPixels) {
+            if (mine && c0 < C)
+                add_line(job, reinterpret_cast<float*>(to) + c0, grad, min(U, C - c0));
+        } else {
 #pragma unroll
-        for (int u = 0; u < U; ++u)
-            if (const int c = c0 + u * at.lanes; mine && c < C)
-                add_one<T>(job, to + c * p.grad_input_stride[1] * size, grad[u]);
+            for (int u = 0; u < U; ++u)
+                if (const int c = c0 + u * next; mine && c < C)
+                    add_one<T>(job, to + c * p.grad_input_stride[1] * size, grad[u]);
+        }
     }
     if (!p.grad_grid || first > 0) return;
     A none[D] = {};
@@ -343,10 +402,19 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
         if (!job.p.grad_input) return launch_words_to_grid<T, V, false>(job, stream);
     if constexpr (sizeof(T) < 8) {
         using S = std::conditional_t<V == 1, Stored<T>, T>;
-        if (job.slabs && job.p.grad_input)
-            return launch_points(
-                job.reads ? scattered_backward<S, V, D, true> : scattered_backward<S, V, D, false>,
-                job, 32, stream, kSlabBlocks * job.processors);
+        if (job.slabs && job.p.grad_input) {
+            const auto launch = [&](auto words, auto pixels) {
+                constexpr int kV = decltype(words)::value;
+                constexpr bool kPixels = decltype(pixels)::value;
+                return launch_points(job.reads ? scattered_backward<S, kV, D, true, kPixels>
+                                               : scattered_backward<S, kV, D, false, kPixels>,
+                                     job, 32, stream, kSlabBlocks * job.processors);
+            };
+            if constexpr (V == 1)
+                if (job.line == Line::kPixel)
+                    return launch(std::integral_constant<int, 4>{}, std::true_type{});
+            return launch(std::integral_constant<int, V>{}, std::false_type{});
+        }
     }
     if constexpr (V > 1)
         return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
@@ -354,20 +422,30 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     const int each = 32 >> job.lanes_log2;
     if (job.general) return launch_points(backward_kernel<Stored<T>, 1, D, 2>, job, each, stream);
     if (job.alone) return launch_grid_backward<Stored<T>, D>(job, stream);
-    if (job.p.interpolation == Interpolation::kNearest)
-        return launch_points(
-            job.p.C == 1 ? nearest_backward<Stored<T>, D, 1> : nearest_backward<Stored<T>, D, 4>,
-            job, each, stream, 0x7fffffff, job.planes ? int(job.p.C) : 1);
     constexpr int U = D == 2 ? 4 : 2;
-    const auto launch = [&](auto rows) {
-        constexpr bool kRows = decltype(rows)::value;
-        return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1, kRows>
-                                          : linear_backward_any<Stored<T>, D, U, kRows>,
-                             job, each, stream);
-    };
-    if constexpr (sizeof(T) < 8)
-        if (each == 32 && job.whole_words) return launch(std::true_type{});
-    return launch(std::false_type{});
+    if (job.p.interpolation == Interpolation::kNearest) {
+        if constexpr (sizeof(T) < 8)
+            if (job.line == Line::kPixel)
+                return launch_points(channels_at_once(job.p.C) == 4
+                                         ? nearest_backward<Stored<T>, D, 4, true>
+                                         : nearest_backward<Stored<T>, D, 8, true>,
+                                     job, each, stream);
+        return launch_points(job.p.C == 1 ? nearest_backward<Stored<T>, D, 1, false>
+                                          : nearest_backward<Stored<T>, D, 4, false>,
+                             job, each, stream, 0x7fffffff, job.planes ? int(job.p.C) : 1);
+    }
+    if constexpr (sizeof(T) < 8) {
+        if (job.line == Line::kPixel)
+            return launch_points(linear_backward_any<Stored<T>, D, kPixelChannels, Line::kPixel>,
+                                 job, each, stream);
+        if (job.line == Line::kRow && each == 32)
+            return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1, Line::kRow>
+                                              : linear_backward_any<Stored<T>, D, U, Line::kRow>,
+                                 job, each, stream);
+    }
+    return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1, Line::kNone>
+                                      : linear_backward_any<Stored<T>, D, U, Line::kNone>,
+                         job, each, stream);
 }
 template <typename T, int V>
 const char* launch_backward(GridSampleJob& job, cudaStream_t stream) {

@@ -87,8 +87,9 @@ __global__ void __launch_bounds__(1024)
         const bool outside = (cell.flags & 255) == 0;
         // Of the cells' first rows, and of the next, which along a slope is a neighbour's first.
         const int64_t in_image = int64_t(cell.base) * job.input.unit;
-        const int first = outside ? -1 : int(in_image / 32);
-        const int next = outside ? -1 : int((in_image + job.input.corner[2]) / 32);
+        const int each = saved.pixels ? job.input.unit : 32;
+        const int first = outside ? -1 : int(in_image / each);
+        const int next = outside ? -1 : int((in_image + job.input.corner[2]) / each);
         const auto least = of_warp(unsigned(first), [](auto a, auto b) { return min(a, b); });
         const int most = of_warp(first, [](int a, int b) { return max(a, b); });
         bool new_first = true, new_next = true;  // no other's, nor one of a lane before

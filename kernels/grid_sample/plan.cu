@@ -2,7 +2,7 @@
 // linear_backward.cuh, and in
 //   to_grid.cuh: gradients to the grid alone
 //   scattered.cuh: gradients to the input of scattered points, slab by slab
-//   touched.cuh: 16-bit gradients of many channels side by side, where points touch few pixels
+//   touched.cuh: 16-bit gradients of channels side by side, where points touch few pixels
 //   general.cuh: bicubic images, deterministic, fields of more than 2^30 pixels
 //   cubic.rest.cu, second.rest.cu: bicubic volumes; second derivatives
 //   field.cuh, pixel_runs.rest.cu: gradients that are summed in shared memory.
@@ -39,11 +39,13 @@ void set_points(GridSampleJob& job, const Plan& plan) {
     job.input = steps_of(p, p.input_stride, element_size(p.dtype));
     job.sums = steps_of(p, p.grad_input_stride, element_size(job.sum_dtype));
     job.general = plan.fixed || !job.input.fits || !job.sums.fits;
-    const bool rows = p.grad_input && !plan.fixed && job.sum_dtype == DType::kFloat &&
-                      p.grad_input_stride[4] == 1 &&
-                      reinterpret_cast<uintptr_t>(p.grad_input) % 16 == 0;
-    const int64_t sums = p.B * p.C * voxel_count(p);
-    job.whole_words = rows ? static_cast<const float*>(p.grad_input) + sums / 4 * 4 : nullptr;
+    const bool lines = p.grad_input && !plan.fixed && job.sum_dtype == DType::kFloat &&
+                       reinterpret_cast<uintptr_t>(p.grad_input) % 16 == 0;
+    job.line = lines && plan.pixels                   ? Line::kPixel
+               : lines && p.grad_input_stride[4] == 1 ? Line::kRow
+                                                      : Line::kNone;
+    const int64_t sums = p.B * (plan.pixels ? plan.pad : p.C) * voxel_count(p);
+    if (lines) job.whole_words = static_cast<const float*>(p.grad_input) + sums / 4 * 4;
     const auto last16 = reinterpret_cast<uintptr_t>(p.grad_input) + (sums - 1) * 2;
     job.lone = p.grad_input && element_size(job.sum_dtype) == 2 && last16 % 4 == 0
                    ? reinterpret_cast<const void*>(last16)
@@ -332,10 +334,13 @@ static void tell(const GridSampleParams& p, const Plans& plans) {
     static const char* const names[] = {"as it is", "channels turned last", "a look at the points"};
     if (plans.take == Plans::kPlain ? plans.plain.touched : plans.turned.touched)
         tell_choice("grid_sample", "zeros and rounding", "of pixels that points touch",
-                    "16 bits, many channels side by side, and far more pixels than points");
+                    "16 bits, four channels or more side by side, and far more pixels than points");
     if (plans.turned.field.channels || plans.turned.runs) {
         tell_choice("grid_sample", "sums of the gradient to input",
-                    plans.turned.runs ? "by runs of pixels" : names[Plans::kProbe], plans.why,
+                    plans.turned.runs              ? "by runs of pixels"
+                    : plans.take == Plans::kTurned ? "in shared memory"
+                                                   : names[Plans::kProbe],
+                    plans.why,
                     {{"in memory, points in order", plans.as_it_is.near},
                      {"in memory, points scattered", plans.as_it_is.far},
                      {"in shared memory", plans.turning.near}});
@@ -363,9 +368,10 @@ const char* grid_sample_cuda(const GridSampleParams* p, void* stream_pointer) {
     const Plans plans = plans_of(*p);
     tell(*p, plans);
     Chain chain = chain_on(static_cast<cudaStream_t>(stream_pointer));
-    if (plans.turned.runs && p->grad_grid && !slopes_by_runs(*p))
-        return run_apart(*p, plans.turned, {}, chain);
     const bool both = plans.take == Plans::kProbe, turned = plans.take == Plans::kTurned;
+    const bool in_shared = turned && plans.turned.field.channels;
+    if (in_shared || (plans.turned.runs && p->grad_grid && !slopes_by_runs(*p)))
+        return run_apart(*p, plans.turned, {}, chain);
     if (!looks(*p, plans)) return run(*p, turned ? plans.turned : plans.plain, {}, chain);
     int* const choice = static_cast<int*>(p->scratch);
     GridSampleJob job{*p};

@@ -105,6 +105,7 @@ struct Plan {
     bool runs = false;     // or of runs of pixels
     bool touched = false;  // of sums, those of pixels that points touch, and no others
     bool across = false;   // words of V channels do not begin where words of memory do
+    bool pixels = false;   // each pixel's channels, or sums of them, lie side by side in float
     int V = 1;             // channels at a time
     int64_t pad = 0;       // channels of a copy or of sums
     int64_t copy_bytes = 0, sum_bytes = 0;
@@ -146,17 +147,17 @@ int log2_of(int64_t x) {
     return log2;
 }
 
-/// What a list of the taps of all points would hold.
-int64_t taps_of(const GridSampleParams& p) { return p.B * p.P << p.D; }
+/// Additions to a channel by all points.
+int64_t taps_of(const GridSampleParams& p) {
+    return p.B * p.P << (p.interpolation == Interpolation::kNearest ? 0 : p.D);
+}
 
 /// Sums in shared memory, where they may be quicker than sums in memory.
 FieldSums field_sums(const GridSampleParams& p) {
     constexpr auto r = kGridSampleGradientRates;
     const int size = element_size(p.dtype);
     const int64_t bytes = voxel_count(p) * std::max(size, 4);
-    // Of more channels words of four are as quick, which those of float32 have to be turned for;
-    // float64 has none.
-    const bool few = size == 8 ? p.C < 1 << 16 : p.C <= (size == 2 ? 2 : 3);
+    const bool few = p.C <= (size == 8 ? (1 << 16) - 1 : r.field_channels);
     if (!few || bytes > r.field || p.B > 65535 || p.P > 1 << 30) return {};
     int device = 0, shared = 0, processors = 0;
     cudaGetDevice(&device);
@@ -238,6 +239,28 @@ double touched_us(const GridSampleParams& p, const Plan& plan) {
     return r.touches + field / r.zeroed + rows * sectors * r.touch;
 }
 
+/// True if so many points are beside a field's pixels that hardly any lies alone.
+bool is_crowded(const GridSampleParams& p) {
+    return double(p.P) * kGridSampleGradientRates.crowd > double(voxel_count(p));
+}
+
+/// True if a kernel adds to the channels of each pixel, which lie side by side, in words of memory
+/// that begin anywhere: one of nearest points; or of up to three channels, unless so many points
+/// are of the same pixels that padded sums pay, which those of 16 bits have anyway.
+bool adds_pixels(const GridSampleParams& p) {
+    const bool last =
+        p.C > 1 && p.grad_input_stride[1] == 1 && (p.size[2] == 1 || p.grad_input_stride[4] == p.C);
+    if (!last || p.interpolation == Interpolation::kCubic) return false;
+    return p.interpolation == Interpolation::kNearest ||
+           (p.C <= 3 && (element_size(p.dtype) == 4 || !is_crowded(p)));
+}
+
+/// True if sums of touched pixels, whose channels are padded to words, may take the place of all.
+bool may_touch(const GridSampleParams& p) {
+    return p.grad_out && p.grad_input_stride[1] == 1 && is_dense(p) && fits_last(p) &&
+           p.interpolation != Interpolation::kCubic;
+}
+
 /// `turn`: with the channels last, whatever they are in the input.
 Plan plan_of(const GridSampleParams& p, bool turn) {
     constexpr auto r = kGridSampleGradientRates;
@@ -264,18 +287,20 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
         plan.across = plan.V == 1 && reads_across(p);
         if (plan.across) plan.V = 16 / size;
     } else {
-        const bool dense = is_dense(p);
-        const bool direct =
-            (size == 4 || !dense) && vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
+        const bool dense = is_dense(p), nearest = p.interpolation == Interpolation::kNearest;
+        // A thread adds all channels of a point; or, of nearest ones, four or eight at a time.
+        plan.pixels = (size == 4 || dense) && !turn && adds_pixels(p);
+        const bool direct = !plan.pixels && (size == 4 || !dense) &&
+                            vector_of(p, p.grad_input, p.grad_input_stride) >= 4;
         plan.sums = !direct && (turn || (size == 2 && dense));
-        const bool nearest = p.interpolation == Interpolation::kNearest;
         // Where points are few beside pixels, passes over the field cost more than they save; so
         // they do where each point adds to one pixel of few channels.
         const bool sparse = !turn && double(p.P) * r.sparse < double(voxels);
-        plan.order = plan.sums && (p.C == 1 || sparse || (nearest && p.C < 4) ||
-                                   p.B * p.P * p.C < r.few_sums || !fits_last(p));
+        plan.order = plan.sums && (p.C == 1 || sparse || (nearest && p.C < 4 && !turn) ||
+                                   plan.pixels || p.B * p.P * p.C < r.few_sums || !fits_last(p));
+        if (nearest && plan.sums && !plan.order) plan.pixels = true;
         const bool few = size == 4 && p.B * p.P < r.few;
-        if (fits_last(p) && ((direct && !few) || (plan.sums && !plan.order))) {
+        if (!plan.pixels && fits_last(p) && ((direct && !few) || (plan.sums && !plan.order))) {
             plan.V = p.C > 1 ? 4 : 1;
             int64_t summed[5];  // strides of what is summed to
             std::copy(p.grad_input_stride, p.grad_input_stride + 5, summed);
@@ -291,12 +316,18 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
     const bool single = plan.copy && !p.grad_out && takes_points(p) && words >= 4;
     if (single && voxels * (words | 1) * plan.V * size < kGridSampleRates.odd) words |= 1;
     plan.pad = words * plan.V;
+    if (plan.sums && plan.pixels && !plan.order) plan.pad = ceil_div(p.C, 4) * 4;
     if (plan.copy) plan.copy_bytes = field_bytes(p, plan.pad * size);
     if (plan.sums) plan.sum_bytes = field_bytes(p, plan.pad * 4);
-    // Their kernels know the pixels of a linear cell.
-    if (plan.sums && !plan.order && size == 2 && p.C > 8 && p.grad_input_stride[1] == 1 &&
-        is_dense(p) && p.interpolation != Interpolation::kCubic)
-        plan.touched = touched_us(p, plan) < whole_us(p, plan);
+    if (plan.sums && size == 2 && p.C >= r.touched_channels && may_touch(p)) {
+        Plan words = plan;
+        if (plan.pixels && plan.order) {
+            words.order = false, words.pad = ceil_div(p.C, 4) * 4;
+            words.sum_bytes = field_bytes(p, words.pad * 4);
+        }
+        words.touched = !words.order && touched_us(p, words) < whole_us(p, plan);
+        if (words.touched) plan = words;
+    }
     if (plan.fixed) plan.sum_bytes = 8 * (1 + fixed_point_words(p.B * p.C * voxels));
     return plan;
 }
@@ -357,7 +388,7 @@ Slabs slabs_of(const GridSampleParams& p, const Plan& plan) {
     const double points = double(p.B) * p.P * 1e-6;
     const double rows = points * (linear ? 1 << (p.D - 1) : 1);
     // A row's sectors, or words.
-    const bool last = p.C > 1 && p.input_stride[1] == 1;
+    const bool last = plan.pixels || (p.C > 1 && p.input_stride[1] == 1);
     const double read = words ? 1 : last ? ceil_div(p.C * size, 32) : p.C;
     const double added = words  ? double(plan.pad) / 4 * (linear ? 2 : 1)
                          : last ? ceil_div(p.C * sum_size, 32)
@@ -395,8 +426,9 @@ int threads_of(const GridSampleParams& p, const Plan& plan) {
 /// Threads that share a point.
 int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     constexpr auto rates = kGridSampleRates;
-    const int64_t vectors = ceil_div(p.C, plan.V);
-    const bool last = p.input_stride[1] == 1;
+    const int64_t vectors = ceil_div(p.C, plan.pixels ? channels_at_once(p.C) : plan.V);
+    const bool last = p.input_stride[1] == 1 || plan.pixels;
+    if (plan.pixels && p.interpolation == Interpolation::kLinear) return 0;
     const bool wide = p.dtype == DType::kDouble && last && p.B * p.P > rates.wide_points;
     int log2 = 0;
     if (grid_alone(p, plan)) {  // its kernel takes four channels at a time

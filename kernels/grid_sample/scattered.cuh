@@ -12,9 +12,9 @@ __device__ inline void add_corners(const GridSampleJob& job, const Cell<float, D
     for (int k = 0; k < 1 << D; k += 2) {
         char* const first = to + job.sums.corner[k];
         const bool one = cell.valid(k), two = cell.valid(k + 1);
-        if (one && two && job.whole_words) {
+        if (one && two && job.line == Line::kRow) {
             const float both[] = {weight[k] * grad, weight[k + 1] * grad};
-            add_row(job, reinterpret_cast<float*>(first), both);
+            add_line(job, reinterpret_cast<float*>(first), both);
             continue;
         }
         if (one) add_one<T>(job, first, weight[k] * grad);
@@ -23,8 +23,9 @@ __device__ inline void add_corners(const GridSampleJob& job, const Cell<float, D
 }
 
 /// A thread to a point, V channels at a time: scattered points have no neighbours to add to first.
-/// kReads: with the gradient to the grid.
-template <typename T, int V, int D, bool kReads>
+/// kReads: with the gradient to the grid. kPixels: words of memory begin elsewhere, as job.line has
+/// it.
+template <typename T, int V, int D, bool kReads, bool kPixels>
 __global__ void __launch_bounds__(kThreads)
     scattered_backward(const __grid_constant__ GridSampleJob job) {
     constexpr int K = 1 << D;
@@ -60,7 +61,19 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
             for (int j = 0; j < V; ++j, from += p.grad_out_stride[1])
                 grad[j] = V == 1 || c + j < C ? value_of(*from, p.dtype) : 0;
-            if (kReads) {
+            if (kReads && kPixels) {
+#pragma unroll
+                for (int j = 0; j < V; ++j) {
+                    if (c + j >= C) break;
+                    Vector<T, 1> value[K];
+                    load_corners<T, 1, D>(job, in + j * p.input_stride[1] * int(sizeof(T)), cell,
+                                          value);
+#pragma unroll
+                    for (int k = 0; k < K; ++k)
+                        dot[k] += grad[j] * value_of(value[k].at[0], p.dtype);
+                }
+                in += V * p.input_stride[1] * int(sizeof(T));
+            } else if (kReads) {
                 Vector<T, V> value[K];
                 load_corners<T, V, D>(job, in, cell, value);
 #pragma unroll
@@ -79,7 +92,11 @@ __global__ void __launch_bounds__(kThreads)
                     float x[V];
 #pragma unroll
                     for (int j = 0; j < V; ++j) x[j] = weight[k] * grad[j];
-                    add_word<V>(job, to + job.sums.corner[k], x);
+                    char* const pixel = to + job.sums.corner[k];
+                    if constexpr (kPixels)
+                        add_line(job, reinterpret_cast<float*>(pixel), x, min(V, C - c));
+                    else
+                        add_word<V>(job, pixel, x);
                 }
             }
             to += V * p.grad_input_stride[1] * size;

@@ -1,9 +1,10 @@
-// grid_sample's gradient to a 16-bit input of many channels side by side, of which few pixels are
-// added to: sums in float take memory for the whole field, but only those of pixels that points
-// touch are set to zero, before, and rounded, behind the kernel that adds. Passes over the whole
-// field would take four times the bytes of the gradient itself, which is set to zero as a whole.
+// grid_sample's gradient to a 16-bit input of four channels or more side by side, of which few
+// pixels are added to: sums in float take memory for the whole field, but only those of pixels that
+// points touch are set to zero, before, and rounded, behind the kernel that adds. Passes over the
+// whole field would take four times the bytes of the gradient itself, which is set to zero as a
+// whole.
 //
-// Of few channels, or of planes, sums share sectors of memory with pixels that nothing touches:
+// Of fewer channels, or of planes, sums share sectors of memory with pixels that nothing touches:
 // these kernels took 1.3 to 5 times as long as the passes (H100, 600 drawn cases).
 #pragma once
 #include "cell.cuh"
