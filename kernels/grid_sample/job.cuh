@@ -115,6 +115,8 @@ struct GridSampleJob {
 /// Launches the kernels for V channels at a time.
 const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream);
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream);
+/// Of float32, V = 4.
+const char* grid_sample_backward_words(GridSampleJob& job, cudaStream_t stream);
 
 __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && (*job.choice & job.asked) != job.chosen;

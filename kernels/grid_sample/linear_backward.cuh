@@ -394,64 +394,68 @@ __global__ void __launch_bounds__(kThreads)
     store_grad_grid<D>(job, at, none);
 }
 
+template <typename T, int V, int D, bool kPixels>
+const char* launch_scattered(GridSampleJob& job, cudaStream_t stream) {
+    return launch_points(job.reads ? scattered_backward<T, V, D, true, kPixels>
+                                   : scattered_backward<T, V, D, false, kPixels>,
+                         job, 32, stream, kSlabBlocks * job.processors);
+}
+
+/// Words of V > 1 channels.
 template <typename T, int V, int D>
-const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
+const char* launch_words_backward(GridSampleJob& job, cudaStream_t stream) {
     if constexpr (V == 4)
         if (job.alone) return launch_grid_backward_of<T, D, 4, Narrow::kWords, true>(job, stream);
-    if constexpr (V > 1)
-        if (!job.p.grad_input) return launch_words_to_grid<T, V, false>(job, stream);
-    if constexpr (sizeof(T) < 8) {
-        using S = std::conditional_t<V == 1, Stored<T>, T>;
-        if (job.slabs && job.p.grad_input) {
-            const auto launch = [&](auto words, auto pixels) {
-                constexpr int kV = decltype(words)::value;
-                constexpr bool kPixels = decltype(pixels)::value;
-                return launch_points(job.reads ? scattered_backward<S, kV, D, true, kPixels>
-                                               : scattered_backward<S, kV, D, false, kPixels>,
-                                     job, 32, stream, kSlabBlocks * job.processors);
-            };
-            if constexpr (V == 1)
-                if (job.line == Line::kPixel)
-                    return launch(std::integral_constant<int, 4>{}, std::true_type{});
-            return launch(std::integral_constant<int, V>{}, std::false_type{});
-        }
-    }
-    if constexpr (V > 1)
-        return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2),
-                             stream);
+    if (!job.p.grad_input) return launch_words_to_grid<T, V, false>(job, stream);
+    if (job.slabs) return launch_scattered<T, V, D, false>(job, stream);
+    return launch_points(linear_backward<T, V, D>, job, 32 * tiles_of(1 << job.lanes_log2), stream);
+}
+
+/// V = 1.
+template <typename T, int D>
+const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
+    if constexpr (sizeof(T) < 8)
+        if (job.slabs && job.p.grad_input)
+            return job.line == Line::kPixel ? launch_scattered<T, 4, D, true>(job, stream)
+                                            : launch_scattered<T, 1, D, false>(job, stream);
     const int each = 32 >> job.lanes_log2;
-    if (job.general) return launch_points(backward_kernel<Stored<T>, 1, D, 2>, job, each, stream);
-    if (job.alone) return launch_grid_backward<Stored<T>, D>(job, stream);
+    if (job.general) return launch_points(backward_kernel<T, 1, D, 2>, job, each, stream);
+    if (job.alone) return launch_grid_backward<T, D>(job, stream);
     constexpr int U = D == 2 ? 4 : 2;
     if (job.p.interpolation == Interpolation::kNearest) {
         if constexpr (sizeof(T) < 8)
             if (job.line == Line::kPixel)
                 return launch_points(channels_at_once(job.p.C) == 4
-                                         ? nearest_backward<Stored<T>, D, 4, true>
-                                         : nearest_backward<Stored<T>, D, 8, true>,
+                                         ? nearest_backward<T, D, 4, true>
+                                         : nearest_backward<T, D, 8, true>,
                                      job, each, stream);
-        return launch_points(job.p.C == 1 ? nearest_backward<Stored<T>, D, 1, false>
-                                          : nearest_backward<Stored<T>, D, 4, false>,
-                             job, each, stream, 0x7fffffff, job.planes ? int(job.p.C) : 1);
+        return launch_points(
+            job.p.C == 1 ? nearest_backward<T, D, 1, false> : nearest_backward<T, D, 4, false>, job,
+            each, stream, 0x7fffffff, job.planes ? int(job.p.C) : 1);
     }
     if constexpr (sizeof(T) < 8) {
         if (job.line == Line::kPixel)
-            return launch_points(linear_backward_any<Stored<T>, D, kPixelChannels, Line::kPixel>,
-                                 job, each, stream);
+            return launch_points(linear_backward_any<T, D, kPixelChannels, Line::kPixel>, job, each,
+                                 stream);
         if (job.line == Line::kRow && each == 32)
-            return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1, Line::kRow>
-                                              : linear_backward_any<Stored<T>, D, U, Line::kRow>,
+            return launch_points(job.p.C == 1 ? linear_backward_any<T, D, 1, Line::kRow>
+                                              : linear_backward_any<T, D, U, Line::kRow>,
                                  job, each, stream);
     }
-    return launch_points(job.p.C == 1 ? linear_backward_any<Stored<T>, D, 1, Line::kNone>
-                                      : linear_backward_any<Stored<T>, D, U, Line::kNone>,
+    return launch_points(job.p.C == 1 ? linear_backward_any<T, D, 1, Line::kNone>
+                                      : linear_backward_any<T, D, U, Line::kNone>,
                          job, each, stream);
 }
+
 template <typename T, int V>
 const char* launch_backward(GridSampleJob& job, cudaStream_t stream) {
     if (job.p.interpolation == Interpolation::kCubic)
         return launch_points(backward_kernel<Stored<T>, V, 2, 4>, job, 32 >> job.lanes_log2,
                              stream);
-    return (job.p.D == 3 ? launch_linear_backward<T, V, 3>
-                         : launch_linear_backward<T, V, 2>)(job, stream);
+    if constexpr (V > 1)
+        return (job.p.D == 3 ? launch_words_backward<T, V, 3>
+                             : launch_words_backward<T, V, 2>)(job, stream);
+    else
+        return (job.p.D == 3 ? launch_linear_backward<Stored<T>, 3>
+                             : launch_linear_backward<Stored<T>, 2>)(job, stream);
 }
