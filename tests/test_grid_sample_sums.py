@@ -118,10 +118,12 @@ def test_hardly_any_pixels_of_many_points(mode, dtype, C, path):
         input = input.contiguous(memory_format=LAST[dims]) if last else input
         grid = places(path, 2, points, dims, "cuda").to(dtype)
         grad_out = torch.rand(2, C, points, *[1] * (dims - 1), device="cuda").to(dtype)
-        torch.use_deterministic_algorithms(True)  # exact sums, at the same places
         given = grad_out.float(), input.float(), grid, mode
-        expected = grid_sample_bw(*given, output_mask=(True, False))
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(True)  # exact sums, at the same places
+        try:
+            expected = grid_sample_bw(*given, output_mask=(True, False))
+        finally:
+            torch.use_deterministic_algorithms(False)
         for both in (False, True):
             found = grid_sample_bw(grad_out, input, grid, mode, output_mask=(True, both))
             rtol = 1e-4 if dtype == torch.float32 else 1.01 * torch.finfo(dtype).eps
@@ -129,7 +131,7 @@ def test_hardly_any_pixels_of_many_points(mode, dtype, C, path):
 
 
 def channel_by_channel(grad_out, input, grid, padding, mode):
-    """By the kernels for one channel of a plane, in another type but at the same places."""
+    """By the kernels for one channel of a plane, at the same places."""
     pairs = zip(grad_out.split(1, 1), input.split(1, 1), strict=True)
     parts = [
         grid_sample_bw(

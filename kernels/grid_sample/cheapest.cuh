@@ -21,7 +21,7 @@ struct Savings {
     bool pixels = false;  // not sectors, but pixels of their own
 };
 
-/// Beyond so many sectors that 32 points lie in.
+/// Beyond so many sectors, or pixels, that 32 points lie in.
 Savings beyond(float sectors) { return {(1 - sectors) / 31, 1, 0}; }
 
 /// Both ways, and when to take the second: always, never, or by a look at the points. The second
@@ -147,13 +147,12 @@ struct Adding {
     Adding(const GridSampleParams& p, const Plan& plan) {
         constexpr auto r = kGridSampleGradientRates;
         const bool nearest = p.interpolation == Interpolation::kNearest;
-        const bool words = plan.V > 1 || (plan.pixels && !plan.order && plan.sums);
-        const bool last = words || (p.C > 1 && p.grad_input_stride[1] == 1);
-        const auto& rates = words         ? (nearest ? r.add_nearest_word : r.add_word)
-                            : nearest     ? r.add_nearest
-                            : plan.pixels ? r.add_pixel
-                            : last        ? r.add_beside
-                                          : r.add_row;
+        const bool words = plan.V > 1 || plan.pads();
+        const auto& rates = words          ? (nearest ? r.add_nearest_word : r.add_word)
+                            : nearest      ? r.add_nearest
+                            : plan.pixels  ? r.add_pixel
+                            : sums_last(p) ? r.add_beside
+                                           : r.add_row;
         const double adds = double(taps_of(p)) * 1e-6 * double(words ? plan.pad / 4 : p.C);
         const double to_point = double(voxel_count(p)) / double(p.P);  // pixels
         const double apart = std::min(1., std::max(0., std::log2(to_point) / 2));
@@ -183,7 +182,7 @@ Plans cheapest_sums(const GridSampleParams& p, Plans plans) {
     plans.turning = {passes, passes}, plans.as_it_is = {near, far};
     plans.why = "passes over the field take longer than words of four channels save";
     // Threads that share few points add to channels side by side at once.
-    const bool few = p.grad_input_stride[1] == 1 && p.B * p.P < r.few;
+    const bool few = sums_last(p) && p.B * p.P < r.few;
     const bool none = plans.turned.V == 1 && !plans.turned.pixels;
     if (none || few || passes > std::max(near, far)) return plans;
     // Or, of scattered points, much more, and else hardly less: a look would take as long.
@@ -206,7 +205,7 @@ bool saves_in_field(const GridSampleParams& p, const FieldSums& field, Plans& pl
     constexpr auto r = kGridSampleDoubleRates;
     constexpr double kSector = 4;  // elements
     const double adds = double(taps_of(p)) * double(p.C) * 1e-6, voxels = double(voxel_count(p));
-    const double sector = double(p.P << p.D) / voxels * kSector * 1e-6;  // additions to each
+    const double sector = double(taps_of(p) / p.B) / voxels * kSector * 1e-6;  // additions to each
     const double flushed = double(field.blocks) * double(p.B * p.C) * voxels * 1e-6;
     const double near = adds * r.near, far = adds * r.far + sector * r.waiting;
     const double sums = r.launch + adds * r.sum + flushed * r.flush;
@@ -224,7 +223,7 @@ bool saves_in_field(const GridSampleParams& p, const FieldSums& field, Plans& pl
 void cost_in_field(const GridSampleParams& p, const FieldSums& field, Plans& plans) {
     const auto& r = p.interpolation == Interpolation::kNearest ? kGridSampleNearestField
                                                                : kGridSampleLinearField;
-    const bool last = p.C > 1 && p.grad_input_stride[1] == 1;
+    const bool last = sums_last(p);
     const double pixels = double(voxel_count(p)), points = double(p.B * p.P) * 1e-6;
     const double adds = double(taps_of(p)) * double(p.C) * 1e-6, beside = last ? double(p.C) : 1;
     // A request of a sector serves those of a warp's 32 points that lie in it.

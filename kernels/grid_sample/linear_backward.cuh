@@ -192,8 +192,6 @@ __device__ __noinline__ int base_in_sums(const GridSampleJob& job, Coordinates<A
     return cell_of<true>(job, job.sums, at).base;
 }
 
-constexpr int kPixelChannels = 3;  // that a thread adds at once, or two
-
 /// Of a point of so many channels: adds to the corners `mine`, to two pixels along x as one line.
 template <int D>
 __device__ inline void add_pixels(const GridSampleJob& job, const Runs& runs, uint32_t mine,

@@ -105,10 +105,13 @@ struct Plan {
     bool runs = false;     // or of runs of pixels
     bool touched = false;  // of sums, those of pixels that points touch, and no others
     bool across = false;   // words of V channels do not begin where words of memory do
-    bool pixels = false;   // each pixel's channels, or sums of them, lie side by side in float
+    bool pixels = false;   // or added to a pixel's channels at once, in words of float sums
     int V = 1;             // channels at a time
     int64_t pad = 0;       // channels of a copy or of sums
     int64_t copy_bytes = 0, sum_bytes = 0;
+
+    /// Sums of pixels whose channels are padded to words.
+    bool pads() const { return pixels && sums && !order; }
 };
 
 bool is_second(const GridSampleParams& p) { return p.to_grad_input || p.to_grad_grid; }
@@ -147,6 +150,9 @@ int log2_of(int64_t x) {
     return log2;
 }
 
+/// True if a pixel's channels lie side by side in the gradient to the input.
+bool sums_last(const GridSampleParams& p) { return p.C > 1 && p.grad_input_stride[1] == 1; }
+
 /// Additions to a channel by all points.
 int64_t taps_of(const GridSampleParams& p) {
     return p.B * p.P << (p.interpolation == Interpolation::kNearest ? 0 : p.D);
@@ -176,7 +182,7 @@ FieldSums field_sums(const GridSampleParams& p) {
 /// Runs of pixels for the gradient to the input, but for their memory.
 PixelRuns runs_of(const GridSampleParams& p) {
     PixelRuns runs{};
-    runs.last = p.C > 1 && p.grad_input_stride[1] == 1;
+    runs.last = sums_last(p);
     runs.pixels_log2 = log2_of(kRunElements / (runs.last ? p.C : 1));
     runs.each = int(ceil_div(voxel_count(p), 1 << runs.pixels_log2));
     runs.count = int(runs.each * p.B);
@@ -188,7 +194,7 @@ PixelRuns runs_of(const GridSampleParams& p) {
 bool by_runs(const GridSampleParams& p) {
     constexpr auto r = kGridSampleGradientRates;
     const int64_t voxels = voxel_count(p);
-    const bool last = p.C > 1 && p.grad_input_stride[1] == 1;
+    const bool last = sums_last(p);
     bool fits = element_size(p.dtype) == 2 && (!last || p.C <= 8) && voxels < 1 << 30 &&
                 p.B < 1 << 16 && p.C < 1 << 16 && p.P < 1 << 30 &&
                 steps_of(p, p.grad_input_stride, 2).fits;
@@ -241,24 +247,17 @@ double touched_us(const GridSampleParams& p, const Plan& plan) {
 
 /// True if so many points are beside a field's pixels that hardly any lies alone.
 bool is_crowded(const GridSampleParams& p) {
-    return double(p.P) * kGridSampleGradientRates.crowd > double(voxel_count(p));
+    return double(p.P) * kGridSampleGradientRates.apart > double(voxel_count(p));
 }
 
 /// True if a kernel adds to the channels of each pixel, which lie side by side, in words of memory
 /// that begin anywhere: one of nearest points; or of up to three channels, unless so many points
 /// are of the same pixels that padded sums pay, which those of 16 bits have anyway.
 bool adds_pixels(const GridSampleParams& p) {
-    const bool last =
-        p.C > 1 && p.grad_input_stride[1] == 1 && (p.size[2] == 1 || p.grad_input_stride[4] == p.C);
-    if (!last || p.interpolation == Interpolation::kCubic) return false;
+    const bool dense = p.size[2] == 1 || p.grad_input_stride[4] == p.C;
+    if (!sums_last(p) || !dense || p.interpolation == Interpolation::kCubic) return false;
     return p.interpolation == Interpolation::kNearest ||
-           (p.C <= 3 && (element_size(p.dtype) == 4 || !is_crowded(p)));
-}
-
-/// True if sums of touched pixels, whose channels are padded to words, may take the place of all.
-bool may_touch(const GridSampleParams& p) {
-    return p.grad_out && p.grad_input_stride[1] == 1 && is_dense(p) && fits_last(p) &&
-           p.interpolation != Interpolation::kCubic;
+           (p.C <= kPixelChannels && (element_size(p.dtype) == 4 || !is_crowded(p)));
 }
 
 /// `turn`: with the channels last, whatever they are in the input.
@@ -316,10 +315,12 @@ Plan plan_of(const GridSampleParams& p, bool turn) {
     const bool single = plan.copy && !p.grad_out && takes_points(p) && words >= 4;
     if (single && voxels * (words | 1) * plan.V * size < kGridSampleRates.odd) words |= 1;
     plan.pad = words * plan.V;
-    if (plan.sums && plan.pixels && !plan.order) plan.pad = ceil_div(p.C, 4) * 4;
+    if (plan.pads()) plan.pad = ceil_div(p.C, 4) * 4;
     if (plan.copy) plan.copy_bytes = field_bytes(p, plan.pad * size);
     if (plan.sums) plan.sum_bytes = field_bytes(p, plan.pad * 4);
-    if (plan.sums && size == 2 && p.C >= r.touched_channels && may_touch(p)) {
+    // Their kernels know the pixels of a linear cell, and have words of channels.
+    if (plan.sums && size == 2 && p.C >= r.touched_channels && sums_last(p) && is_dense(p) &&
+        fits_last(p) && p.interpolation != Interpolation::kCubic) {
         Plan words = plan;
         if (plan.pixels && plan.order) {
             words.order = false, words.pad = ceil_div(p.C, 4) * 4;
