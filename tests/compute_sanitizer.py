@@ -194,7 +194,11 @@ def words_anywhere():
 
 
 def words_of_pixels():
-    """Words of a pixel's channels that are added to wherever they begin, up to the last one."""
+    """Words of a pixel's channels that are added to wherever they begin, up to the last one; lines
+    of a bicubic cell's pixels.
+    """
+    for C, dtype in product((2, 3), (torch.float32, torch.half)):
+        backward(field(2, C, 31, 33, dtype=dtype, last=True), anywhere(2, 9000, 2), "bicubic")
     sizes = product((2, 3), (2, 3, 5, 6, 7, 9, 12), (torch.float32, torch.half), LINEAR_OR_NEAREST)
     for D, C, dtype, mode in sizes:
         for size, points in (((9, 11, 13), 5000), ((61, 67, 71), 40_000)):

@@ -6,7 +6,19 @@ import math
 import pytest
 import torch
 from battery import DTYPES
-from sampling import KINDS, LAST, MODES, PADDINGS, all_of, check, sample, second_of
+from sampling import (
+    KINDS,
+    LAST,
+    MODES,
+    PADDINGS,
+    all_of,
+    by_torch,
+    check,
+    mostly_close,
+    places,
+    sample,
+    second_of,
+)
 from torch.testing import assert_close
 
 from loader import grid_sample, grid_sample_bw, grid_sample_reference
@@ -24,6 +36,23 @@ def test_gradient_to_the_input_at_strange_coordinates(device):
         for mode in ("bilinear", "nearest"):
             grads = grid_sample_bw(grad_out, input, grid, mode, padding, output_mask=(True, True))
             assert grads[0].sum() == total and torch.equal(grads[1], torch.zeros_like(grid))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("C", [2, 4, 5, 8, 33])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_gradient_to_the_grid_of_few_points_that_threads_share(dims, C, dtype):
+    """From one point to more than threads share, whatever the layout; by PyTorch in float64."""
+    for points, last, slice_ in itertools.product((1, 33, 700, 9000), (False, True), (False, True)):
+        input = torch.rand(3, C, *(17, 13, 21)[:dims], device="cuda").to(dtype)
+        input = input.contiguous(memory_format=LAST[dims]) if last else input
+        input = input[..., 1:-2] if slice_ else input
+        grid = places("anywhere", 3, max(points, 6), dims, "cuda")[:, :points].to(dtype)
+        grad_out = torch.rand(3, C, points, *[1] * (dims - 1), device="cuda").to(dtype)
+        found = grid_sample_bw(grad_out, input, grid, output_mask=(False, True))
+        expected = by_torch(grad_out, input, grid, "zeros", "bilinear")[1]
+        mostly_close(found, expected if dtype == torch.double else expected.float(), 21)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)

@@ -104,6 +104,46 @@ def test_many_points_of_few_pixels(dims, dtype, C, path):
         check_gradients(input, grid.to(dtype), padding, by_torch)
 
 
+def exactly(grad_out, input, grid, padding, mode):
+    """By the kernels for exact sums and those for the gradient to the grid alone, in float32."""
+    given = [x.float() for x in (grad_out, input, grid)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        to_input = grid_sample_bw(*given, mode, padding, output_mask=(True, False))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return to_input, grid_sample_bw(*given, mode, padding, output_mask=(False, True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("zoom", [-1, 0.3, 0.97, 1, 2.3])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_neighbours_in_rows_of_planes(dims, zoom, dtype):
+    """Points that follow one another, by so many pixels, add up what goes to the same pixels."""
+    size = (61, 67) if dims == 2 else (11, 31, 67)
+    for C, turn, padding in itertools.product((1, 2, 3, 5), (0, 0.4), ("zeros", "reflection")):
+        input = torch.rand(3, C, *size, device="cuda").to(dtype)
+        pixels = torch.arange(101, device="cuda") * zoom * 2 / 67 - zoom
+        at = [pixels + 0.1 / 67, pixels * turn, torch.full_like(pixels, 0.3)][:dims]
+        shifts = torch.rand(3, 7, 1, dims, device="cuda") * 0.2
+        grid = (torch.stack(at, -1) + shifts).view(3, *[1] * (dims - 2), 7, 101, dims).to(dtype)
+        check_gradients(input, grid, padding, exactly)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["anywhere", "in order"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("C", [2, 3])
+def test_rows_of_a_bicubic_cells_pixels(C, dtype, path):
+    """Of images whose two or three channels lie side by side: added to as one line."""
+    for size, padding in itertools.product(((150, 161), (37, 31)), ("zeros", "border")):
+        input = torch.rand(2, C, *size, device="cuda").to(dtype)
+        input = input.contiguous(memory_format=torch.channels_last)
+        grid = places(path, 2, 9000, 2, "cuda").nan_to_num(0.3, 2, -2).to(dtype)
+        check_gradients(input, grid, padding, exactly, "bicubic")
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["anywhere", "in order"])
 @pytest.mark.parametrize(
@@ -118,12 +158,7 @@ def test_hardly_any_pixels_of_many_points(mode, dtype, C, path):
         input = input.contiguous(memory_format=LAST[dims]) if last else input
         grid = places(path, 2, points, dims, "cuda").to(dtype)
         grad_out = torch.rand(2, C, points, *[1] * (dims - 1), device="cuda").to(dtype)
-        given = grad_out.float(), input.float(), grid, mode
-        torch.use_deterministic_algorithms(True)  # exact sums, at the same places
-        try:
-            expected = grid_sample_bw(*given, output_mask=(True, False))
-        finally:
-            torch.use_deterministic_algorithms(False)
+        expected, _ = exactly(grad_out, input, grid, "zeros", mode)
         for both in (False, True):
             found = grid_sample_bw(grad_out, input, grid, mode, output_mask=(True, both))
             rtol = 1e-4 if dtype == torch.float32 else 1.01 * torch.finfo(dtype).eps

@@ -15,6 +15,17 @@ __device__ inline bool corner_in(uint32_t flags, int k) {
     return all;
 }
 
+/// Which corners lie in the image, a bit each, by Cell::flags.
+template <int D>
+__device__ inline uint32_t corners_of(uint32_t flags) {
+    uint32_t corners = flags & 3;
+#pragma unroll
+    for (int d = 1; d < D; ++d)
+        corners = (flags >> 2 * d & 1 ? corners : 0) |
+                  (flags >> (2 * d + 1) & 1 ? corners << (1 << d) : 0);
+    return corners;
+}
+
 /// The cell of a point: its first corner, which may lie outside, where in it the point lies, and
 /// which corners are in the image. Nearest interpolation has the first corner alone.
 template <typename A, int D>
@@ -356,8 +367,9 @@ __device__ inline void load_corners(const GridSampleJob& job, const char* in,
     }
 }
 
-/// C channels of the corners of a spot, whose first lies at `first`; of four, as many as are left.
-template <typename T, int D, int C, Narrow kLayout>
+/// C channels of the corners of a spot, whose first lies at `first`; where kPart, as many as are
+/// left.
+template <typename T, int D, int C, Narrow kLayout, bool kPart>
 struct Pixels {
     static constexpr bool kAcross = kLayout == Narrow::kAcross;
     static constexpr int V = kLayout == Narrow::kWords || kAcross ? C : 1;
@@ -379,6 +391,13 @@ struct Pixels {
             each<kRest>(job, first, c_step, left, [&](int k) { return corner_in<D>(in, k); });
         }
     }
+    /// The same of one channel, of the corners `valid`, a bit each.
+    __device__ void read_valid(const GridSampleJob& job, bool whole, uint32_t valid,
+                               const char* first) {
+        if (whole) return each<Read::kWord>(job, first, 0, 1, [](int) { return true; });
+        memset(at, 0, sizeof(at));
+        each<Read::kWord>(job, first, 0, 1, [&](int k) { return valid >> k & 1; });
+    }
     template <Read kHow, typename Valid>
     __device__ void each(const GridSampleJob& job, const char* first, int64_t c_step, int left,
                          const Valid& valid) {
@@ -392,7 +411,7 @@ struct Pixels {
             asm("" : "+l"(row));
 #pragma unroll
             for (int c = 0; c < C / V; ++c, row += c_step) {
-                if (C == 4 && V == 1 && c >= left) break;
+                if (kPart && V == 1 && c >= left) break;
                 load(k, c, row);
                 load(k + 1, c, kLayout == Narrow::kPlanar ? row + sizeof(T) : next + c * c_step);
             }

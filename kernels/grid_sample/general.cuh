@@ -299,6 +299,72 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<T, V, D, kTaps>)
     if (p.grad_grid) store_grad_grid<D>(job, at, grad_grid);
 }
 
+/// Bicubic images of up to three channels side by side, V = 1: a thread to a point, whose four
+/// pixels of a row are added to as one line.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    cubic_pixels(const __grid_constant__ GridSampleJob job) {
+    constexpr int kTaps = 4, K = 16, D = 2, U = kPixelChannels;
+    follow();
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    float grad_grid[D] = {};
+    if (at.inside) {
+        const PointTaps<float, D, kTaps, true> point(job, at);
+        const Corners<K> corners(point, p.input_stride), sums(point, p.grad_input_stride);
+        const T* in = static_cast<const T*>(p.input) + at.b * p.input_stride[0];
+        const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                            p.grad_out_points.at(at.q);
+        float* const to = static_cast<float*>(p.grad_input) + at.b * p.grad_input_stride[0];
+        const int C = int(p.C);
+        bool by_rows = point.axis[0].index[0] >= 0;
+#pragma unroll
+        for (int k = 1; k < kTaps; ++k)
+            by_rows = by_rows && point.axis[0].index[k] == point.axis[0].index[0] + k;
+        float grad[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u)
+            grad[u] = u < C ? value_of(grad_out[u * p.grad_out_stride[1]], p.dtype) : 0;
+#pragma unroll
+        for (int row = 0; row < K; row += kTaps) {
+            float weight[kTaps];
+#pragma unroll
+            for (int j = 0; j < kTaps; ++j) weight[j] = point.weight(row + j);
+            if (p.grad_grid)
+#pragma unroll
+                for (int j = 0; j < kTaps; ++j) {
+                    float dot = 0;
+#pragma unroll
+                    for (int u = 0; u < U; ++u)
+                        if (u < C && corners.valid(row + j))
+                            dot += grad[u] * value_of(in[corners.offset(row + j, u)], p.dtype);
+#pragma unroll
+                    for (int d = 0; d < D; ++d) grad_grid[d] += point.slope(row + j, d) * dot;
+                }
+            if (by_rows) {
+                if (!sums.valid(row)) continue;
+                float x[kTaps * U];
+#pragma unroll
+                for (int j = 0; j < kTaps * U; ++j)  // U channels, or one less
+                    x[j] = C == U                ? weight[j / U] * grad[j % U]
+                           : j < kTaps * (U - 1) ? weight[j / (U - 1) % kTaps] * grad[j % (U - 1)]
+                                                 : 0;
+                add_line(job, to + sums.offset(row, 0), x, kTaps * C);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < kTaps; ++j) {
+                float x[U];
+#pragma unroll
+                for (int u = 0; u < U; ++u) x[u] = weight[j] * grad[u];
+                if (sums.valid(row + j)) add_line(job, to + sums.offset(row + j, 0), x, C);
+            }
+        }
+    }
+    if (p.grad_grid) store_grad_grid<D>(job, at, grad_grid);
+}
+
 /// Gradients of the backward. With w_k the weights, a = to_grad_input, b = to_grad_grid and
 /// s_k = sum_d b_d dw_k/dx_d, what arrives meets sum_kc g_c (w_k a_kc + s_k in_kc).
 template <typename T, int D>

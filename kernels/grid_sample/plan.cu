@@ -1,5 +1,6 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
 // linear_backward.cuh, and in
+//   point_backward.cuh: gradients to the input, an element or a pixel at a time
 //   to_grid.cuh: gradients to the grid alone
 //   scattered.cuh: gradients to the input of scattered points, slab by slab
 //   touched.cuh: 16-bit gradients of channels side by side, where points touch few pixels
@@ -66,9 +67,10 @@ void set_points(GridSampleJob& job, const Plan& plan) {
         job.exact_axes[d] = axis_of<double>(p, d);
     }
     job.lanes_log2 = lanes_log2(p, plan);
-    job.threads = job.general ? kThreads : threads_of(p, plan);
     job.narrow = narrow_of(p);
     job.alone = !job.general && grid_alone(p, plan);
+    const bool shared = job.alone && job.lanes_log2 > 0;  // whose blocks are kThreads
+    job.threads = job.general || shared ? kThreads : threads_of(p, plan);
     job.reads = reads_input(p);
     job.planes = by_planes(p) &&
                  (p.grad_out ? plan.V == 1 && p.grad_input_stride[1] != 1 && job.lanes_log2 == 0

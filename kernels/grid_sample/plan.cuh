@@ -252,10 +252,14 @@ bool is_crowded(const GridSampleParams& p) {
 
 /// True if a kernel adds to the channels of each pixel, which lie side by side, in words of memory
 /// that begin anywhere: one of nearest points; or of up to three channels, unless so many points
-/// are of the same pixels that padded sums pay, which those of 16 bits have anyway.
+/// are of the same pixels that padded sums pay, which linear ones of 16 bits have anyway.
 bool adds_pixels(const GridSampleParams& p) {
+    constexpr auto r = kGridSampleCubicRates;
     const bool dense = p.size[2] == 1 || p.grad_input_stride[4] == p.C;
-    if (!sums_last(p) || !dense || p.interpolation == Interpolation::kCubic) return false;
+    if (!sums_last(p) || !dense) return false;
+    if (p.interpolation == Interpolation::kCubic)
+        return p.D == 2 && p.C <= kPixelChannels && fits_last(p) && p.B * p.P >= r.pixel_points &&
+               (p.C == 2 || double(p.P) < r.pixel_crowd * double(voxel_count(p)));
     return p.interpolation == Interpolation::kNearest ||
            (p.C <= kPixelChannels && (element_size(p.dtype) == 4 || !is_crowded(p)));
 }
@@ -429,13 +433,13 @@ int lanes_log2(const GridSampleParams& p, const Plan& plan) {
     constexpr auto rates = kGridSampleRates;
     const int64_t vectors = ceil_div(p.C, plan.pixels ? channels_at_once(p.C) : plan.V);
     const bool last = p.input_stride[1] == 1 || plan.pixels;
-    if (plan.pixels && p.interpolation == Interpolation::kLinear) return 0;
+    if (plan.pixels && p.interpolation != Interpolation::kNearest) return 0;
     const bool wide = p.dtype == DType::kDouble && last && p.B * p.P > rates.wide_points;
     int log2 = 0;
-    if (grid_alone(p, plan)) {  // its kernel takes four channels at a time
-        const bool whole = !last && p.C <= rates.whole && p.B * p.P > rates.few;
-        const int most = whole ? 0 : wide ? 3 : last || p.B * p.P < rates.few_slopes ? 5 : 2;
-        while (log2 < most && 4 << log2 < p.C && p.B * p.P << log2 < rates.filled / 2) ++log2;
+    if (grid_alone(p, plan)) {  // a channel at a time, or a word of them
+        const int64_t enough = rates.sharing / (last || p.C > 4 ? 1 : 3);
+        while (log2 < (wide ? 3 : 5) && plan.V << log2 < p.C && p.B * p.P << (log2 + 1) <= enough)
+            ++log2;
         return log2;
     }
     if (plan.V > 1 && p.interpolation != Interpolation::kCubic) {

@@ -34,19 +34,24 @@ __device__ inline void store_slopes(const GridSampleJob& job, unsigned image, un
 }
 
 /// Blocks to an SM. Fewer of planes: spilled registers would miss an L1 cache that scattered points
-/// fill.
-template <typename T, int D, int C>
-constexpr int kToGridBlocks = kNarrowBlocks<T, D, C> - (D == 2 && C == 1 ? 2 : 0);
+/// fill; and where threads share few points.
+template <typename T, int D, int C, bool kShared>
+constexpr int kToGridBlocks = kNarrowBlocks<T, D, C> - (kShared && sizeof(T) < 8 ? 4
+                                                        : D == 2 && C == 1       ? 2
+                                                                                 : 0);
 
 /// The gradient to the grid alone: a thread to a point, or several where kShared, C channels at a
 /// time. Of planes one: an L1 cache then holds more of what neighbours read again (0.94 of the time
-/// of four, the mean of 120 drawn cases; forward it is 1.04).
+/// of four, the mean of 120 drawn cases; forward it is 1.04). Where threads share a point, one of
+/// any layout: few points wait for memory, and the less the more threads there are (0.88 of the
+/// time of fewer threads with four channels each, the mean of 606 drawn cases).
 template <typename T, int D, int C, Narrow kLayout, bool kShared, bool kTurns>
 __global__ void __launch_bounds__((kLargest<T, kLayout>),
-                                  (blocks_of<T, kLayout>(kToGridBlocks<T, D, C>)))
+                                  (blocks_of<T, kLayout>(kToGridBlocks<T, D, C, kShared>)))
     grid_backward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     constexpr int K = 1 << D;
+    if (kShared && idle(job)) return;
     each_block<kTurns>(job, [&](unsigned block, unsigned image, unsigned) {
         const GridSampleParams& p = job.p;
         const int lanes_log2 = kShared ? job.lanes_log2 : 0;
@@ -61,8 +66,8 @@ __global__ void __launch_bounds__((kLargest<T, kLayout>),
         const auto spot = spot_of<true>(job, coordinates, false);
         if (lanes_log2 == 0 && !spot.in_slab(job)) return;
         const auto cell = spot.in(job.input, spot.flags(p, false));
-        const int64_t c_step =
-            kLayout == Narrow::kPlanar ? p.input_stride[1] * int(sizeof(T)) : int64_t(sizeof(T));
+        constexpr bool kLast = kLayout == Narrow::kLast || kLayout == Narrow::kWords;
+        const int64_t c_step = kLast ? int64_t(sizeof(T)) : p.input_stride[1] * int(sizeof(T));
         const char* first = job.inputs.at(image) + int64_t(cell.base) * job.input.unit;
         const T* grad_out =
             job.out_step < 0
@@ -76,7 +81,7 @@ __global__ void __launch_bounds__((kLargest<T, kLayout>),
 #pragma unroll 1
         for (int left = int(p.C) - own; left > 0;
              left -= C << lanes_log2, first += (C << lanes_log2) * c_step) {
-            Pixels<T, D, C, kLayout> pixels;
+            Pixels<T, D, C, kLayout, (C > 1)> pixels;
             pixels.read(job, whole, [&] { return cell.flags; }, first, c_step, left);
 #pragma unroll
             for (int c = 0; c < C; ++c, grad_out += p.grad_out_stride[1]) {
@@ -101,24 +106,30 @@ __global__ void __launch_bounds__((kLargest<T, kLayout>),
     });
 }
 
-template <typename T, int D, int C, Narrow kLayout, bool kShared>
-const char* launch_grid_backward_of(GridSampleJob& job, cudaStream_t stream) {
-    constexpr bool kWords = kLayout == Narrow::kWords;
-    return launch_in_turn(grid_backward<T, D, C, kLayout, kShared, true>,
-                          grid_backward<T, D, C, kLayout, kShared, kShared>, job,
-                          32 >> job.lanes_log2, stream,
-                          kWords ? claimed(kToGridBlocks<T, D, C>) : kPlanes);
+template <typename T, int D, int C, Narrow kLayout>
+const char* launch_grid_backward_of(GridSampleJob& job, cudaStream_t stream, InTurn way) {
+    return launch_in_turn(grid_backward<T, D, C, kLayout, false, true>,
+                          grid_backward<T, D, C, kLayout, false, false>, job, 32, stream, way);
 }
 
 template <typename T, int D>
 const char* launch_grid_backward(GridSampleJob& job, cudaStream_t stream) {
-    const bool last = job.narrow == Narrow::kLast;
-    const auto launch = job.lanes_log2 > 0
-                            ? (last ? launch_grid_backward_of<T, D, 4, Narrow::kLast, true>
-                                    : launch_grid_backward_of<T, D, 4, Narrow::kPlanar, true>)
-                            : (last ? launch_grid_backward_of<T, D, 4, Narrow::kLast, false>
-                                    : launch_grid_backward_of<T, D, 1, Narrow::kPlanar, false>);
-    return launch(job, stream);
+    if (job.lanes_log2 > 0)
+        return launch_points(grid_backward<T, D, 1, Narrow::kNot, true, false>, job,
+                             32 >> job.lanes_log2, stream);
+    return (job.narrow == Narrow::kLast
+                ? launch_grid_backward_of<T, D, 4, Narrow::kLast>
+                : launch_grid_backward_of<T, D, 1, Narrow::kPlanar>)(job, stream, kPlanes);
+}
+
+/// Words of four channels.
+template <typename T, int D>
+const char* launch_grid_backward_words(GridSampleJob& job, cudaStream_t stream) {
+    if (job.lanes_log2 > 0)
+        return launch_points(grid_backward<T, D, 4, Narrow::kWords, true, false>, job,
+                             32 >> job.lanes_log2, stream);
+    return launch_grid_backward_of<T, D, 4, Narrow::kWords>(job, stream,
+                                                            claimed(kToGridBlocks<T, D, 4, false>));
 }
 
 template <typename T, int V, int D, bool kAcross>

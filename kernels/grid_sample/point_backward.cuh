@@ -1,0 +1,341 @@
+// grid_sample's gradient to the input on the GPU, for linear and nearest interpolation, an element
+// or a pixel at a time: a thread to a point, and threads of neighbouring points add up what goes to
+// the same pixels before it goes to memory.
+#pragma once
+#include "adds.cuh"
+#include "general.cuh"
+#include "to_grid.cuh"
+
+/// Which of a warp's threads, each with a point, are in the same cell as the thread before them.
+struct Runs {
+    bool head;          // begins a run
+    int reach;          // no run has more threads
+    int end;            // its last thread
+    bool gives, takes;  // the next run's cell is the next along x; this one's is that of the last
+    int before;         // of a run that takes, the first thread of the one before
+
+    /// `alike`: all of the warp's threads have the same flags.
+    __device__ Runs(int base, uint32_t flags, int step, bool alike = false) {
+        const int i = threadIdx.x % 32;
+        const int last_base = __shfl_up_sync(kAll, base, 1);
+        const uint32_t last_flags = alike ? flags : __shfl_up_sync(kAll, flags, 1);
+        head = i == 0 || base != last_base || flags != last_flags;
+        takes = head && i > 0 && base == last_base + step && (flags & 1) && (last_flags & 2) &&
+                ((flags ^ last_flags) & ~3u) == 0;
+        const uint32_t heads = __ballot_sync(kAll, head), takers = __ballot_sync(kAll, takes);
+        const uint32_t above = heads & (kAll << 1 << i);
+        end = above ? __ffs(int(above)) - 2 : 31;
+        gives = takers >> 1 >> end & 1;
+        before = 31 - __clz(int(heads & ~(kAll << i)));
+        uint32_t longer = ~heads;  // ends of so many threads in a row that begin no run
+        for (reach = 1; longer; reach *= 2) longer &= longer << reach;
+    }
+    /// Sums of each x[k] over each run, in its first thread.
+    template <typename A, int K>
+    __device__ void sum(A (&x)[K]) const {
+        const int i = threadIdx.x % 32;
+#pragma unroll 1
+        for (int m = 1; m < reach; m *= 2)
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const A other = __shfl_down_sync(kAll, x[k], m);
+                if (i + m <= end) x[k] += other;
+            }
+    }
+};
+
+/// Where the cell of a point begins in the sums, whose steps are others than the input's.
+template <typename A, int D>
+__device__ __noinline__ int base_in_sums(const GridSampleJob& job, Coordinates<A, D> at) {
+    return cell_of<true>(job, job.sums, at).base;
+}
+
+/// Of a point of so many channels: adds to the corners `mine`, to two pixels along x as one line.
+template <int D>
+__device__ inline void add_pixels(const GridSampleJob& job, const Runs& runs, uint32_t mine,
+                                  const float (&weight)[1 << D],
+                                  const float (&grad)[kPixelChannels], char* to) {
+    constexpr int U = kPixelChannels;
+    const int C = int(job.p.C);
+#pragma unroll
+    for (int k = 0; k < 1 << D; k += 2) {
+        float one[U], two[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) one[u] = weight[k] * grad[u], two[u] = weight[k + 1] * grad[u];
+        if (runs.reach > 1) runs.sum(one), runs.sum(two);
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const float given = __shfl_sync(kAll, two[u], runs.before);
+            if (runs.takes) one[u] += given;
+        }
+        float* const first = reinterpret_cast<float*>(to + job.sums.corner[k]);
+        float* const second = reinterpret_cast<float*>(to + job.sums.corner[k + 1]);
+        if ((mine >> k & 3) == 3) {
+            float both[2 * U];
+#pragma unroll
+            for (int j = 0; j < 2 * U; ++j) {
+                both[j] = j < U ? one[j < U ? j : 0] : 0;
+#pragma unroll
+                for (int u = 0; u < U; ++u)  // U - 1 channels, or U
+                    if ((j == u + U && C == U) || (j == u + U - 1 && C == U - 1)) both[j] = two[u];
+            }
+            add_line(job, first, both, 2 * C);
+            continue;
+        }
+        if (mine >> k & 1) add_line(job, first, one, C);
+        if (mine >> k & 2) add_line(job, second, two, C);
+    }
+}
+
+/// Writes the gradient to the coordinates of a point, if asked for.
+template <int D, typename A>
+__device__ inline void store_slopes_of(const GridSampleJob& job, const ThreadPoint& at,
+                                       const Cell<A, D>& cell, const A (&dot)[1 << D]) {
+    if (!job.p.grad_grid) return;
+    A grad_grid[D];
+    cell.slopes(dot, grad_grid);
+#pragma unroll
+    for (int d = 0; d < D; ++d) grad_grid[d] *= cell.moved(d, job);
+    store_grad_grid<D>(job, at, grad_grid);
+}
+
+/// V = 1: a thread to a point, or, unless kPixels, several. Neighbouring points in the same cell,
+/// or in the next along x, add up what goes to the same corners within the warp first. kPixels: as
+/// job.line has it, U is kPixelChannels.
+template <typename T, int D, int U, bool kPixels>
+__global__ void __launch_bounds__(kThreads)
+    linear_backward_any(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    constexpr int K = 1 << D;
+    follow();
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    const int i = at.inside ? at.i : job.count - 1;
+    const Coordinates<A, D> coordinates(job, grid_of(job, at.b), i);
+    Cell<A, D> cell = cell_of<true>(job, job.input, coordinates);
+    if (!at.inside) cell.flags = 0;
+    constexpr uint32_t kBits = (1u << 2 * D) - 1;
+    const Runs runs(cell.base, cell.flags & kBits, job.input.step[2]);
+    // Threads that share a point have no neighbours to add to.
+    const int lane = kPixels ? 0 : at.lane, lanes = kPixels ? 1 : at.lanes;
+    const bool alone = lanes == 1;
+    // Has kernels of its own; but without the test this one needs more registers.
+    const bool nearest = p.interpolation == Interpolation::kNearest;
+    A weight[K], dot[K] = {};
+    cell.weights(weight);
+    const char* in = static_cast<const char*>(p.input) + at.b * p.input_stride[0] * int(sizeof(T));
+    const int64_t c_step = p.input_stride[1] * int(sizeof(T));
+    const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                        p.grad_out_points.at(job.first + i);
+    const int C = int(p.C), size = element_size(job.sum_dtype);
+    const int base = job.same_steps || !p.grad_input ? cell.base : base_in_sums(job, coordinates);
+    char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
+                     int64_t(base) * job.sums.unit;
+    // The corners that this thread adds to memory.
+    uint32_t mine = 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+        mine |= uint32_t(cell.valid(k) && (!alone || (runs.head && !(k % 2 && runs.gives)))) << k;
+    const bool longer = alone && runs.reach > 1;
+#pragma unroll 1
+    for (int c0 = lane; c0 - lane < C; c0 += U * lanes) {
+        A grad[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const int c = c0 + u * lanes;
+            grad[u] = c < C && at.inside ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
+                                         : A(0);
+        }
+        if (p.grad_grid) {
+            Vector<T, 1> value[U][K];
+#pragma unroll
+            for (int u = 0; u < U; ++u)
+                if (const int c = c0 + u * lanes; c < C)
+                    load_corners(job, in + c * c_step, cell, value[u]);
+#pragma unroll
+            for (int u = 0; u < U; ++u)
+                if (c0 + u * lanes < C)
+#pragma unroll
+                    for (int k = 0; k < K; ++k)
+                        dot[k] += grad[u] * value_of(value[u][k].at[0], p.dtype);
+        }
+        if (!p.grad_input) continue;
+        if constexpr (kPixels) {
+            add_pixels<D>(job, runs, mine, weight, grad, to);
+            return store_slopes_of(job, at, cell, dot);
+        } else {
+#pragma unroll
+            for (int u = 0; u < U; ++u) {
+                const int c = c0 + u * lanes;
+                if (c - lane >= C) break;
+                A part[K];
+#pragma unroll
+                for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
+                if (longer) runs.sum(part);
+                if (alone && !nearest)
+#pragma unroll
+                    for (int k = 0; k < K; k += 2) {
+                        const A given = __shfl_sync(kAll, part[k + 1], runs.before);
+                        if (runs.takes) part[k] += given;
+                    }
+                if (c >= C) continue;
+                char* row = to + c * p.grad_input_stride[1] * size;
+                asm("" : "+l"(row));
+#pragma unroll
+                for (int k = 0; k < K; k += 2) {
+                    char* const first = row + job.sums.corner[k];
+                    char* const second = row + job.sums.corner[k + 1];
+                    if (mine >> k & 1) add_one<T>(job, first, part[k]);
+                    if (mine >> k & 2) add_one<T>(job, second, part[k + 1]);
+                }
+            }
+        }
+    }
+    store_slopes_of(job, at, cell, dot);
+}
+
+/// Blocks to an SM of rows_backward.
+template <int D, int U>
+constexpr int kRowBlocks = D == 2 ? (U == 1 ? 10 : 7) : (U == 1 ? 8 : 5);
+
+/// V = 1, of float sums and an input whose pixels along x lie side by side: a thread to a point.
+/// Neighbouring points add up as in linear_backward_any. Where few threads of a warp are left with
+/// two pixels of a row, these are added to one by one: words take 40 instructions more.
+template <typename T, int D, int U>
+__global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
+    rows_backward(const __grid_constant__ GridSampleJob job) {
+    constexpr int K = 1 << D, kFewWords = 8;
+    constexpr uint32_t kBits = (1u << 2 * D) - 1;
+    follow();
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const unsigned image = blockIdx.y;
+    const int q = blockIdx.x * blockDim.x + threadIdx.x, i = min(q, job.count - 1);
+    const Coordinates<float, D> coordinates(job, job.grids.at(image), i);
+    const auto spot = spot_of<true>(job, coordinates, false);
+    uint32_t inside = spot.whole ? kBits : spot.corners(p, false);
+    if (q >= job.count) inside = 0;
+    const bool whole = __all_sync(kAll, inside == kBits);
+    const auto cell = spot.in(job.input, U == 1 ? inside : inside | spot.moves);
+    const int base = spot.base(job.sums);
+    const Runs runs(base, inside, job.sums.step[2], whole);
+    const uint32_t valid = whole ? (1u << K) - 1 : corners_of<D>(inside);
+    // Of each pair of corners along x, those that this thread adds to memory.
+    const uint32_t mine = !runs.head ? 0 : valid & (runs.gives ? 0x55 : 0xff);
+    const bool words = __popc(__ballot_sync(kAll, mine & mine >> 1 & 0x55)) > kFewWords;
+    float weight[K], dot[K] = {};
+    cell.weights(weight);
+    const T* grad_out =
+        job.out_step < 0
+            ? reinterpret_cast<const T*>(job.outs.at(image)) + p.grad_out_points.at(job.first + i)
+            : reinterpret_cast<const T*>(job.outs.at(image) +
+                                         uint64_t(unsigned(i)) * unsigned(job.out_step));
+    const int64_t c_step = p.input_stride[1] * int(sizeof(T));
+    const char* first = job.inputs.at(image) + int64_t(cell.base) * job.input.unit;
+    float* to = static_cast<float*>(p.grad_input) + (job.image + image) * p.grad_input_stride[0];
+    to = reinterpret_cast<float*>(reinterpret_cast<char*>(to) + int64_t(base) * job.sums.unit);
+#pragma unroll 1
+    for (int left = int(p.C); left > 0; left -= U) {
+        float grad[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u, grad_out += p.grad_out_stride[1])
+            grad[u] = (U == 1 || u < left) && q < job.count ? value_of(*grad_out, p.dtype) : 0;
+        if (p.grad_grid) {
+            Pixels<T, D, 1, Narrow::kPlanar, false> pixels[U];
+#pragma unroll
+            for (int u = 0; u < U; ++u, first += c_step)
+                if (U == 1 || u < left) pixels[u].read_valid(job, whole, valid, first);
+#pragma unroll
+            for (int u = 0; u < U; ++u)
+                if (U == 1 || u < left)
+#pragma unroll
+                    for (int k = 0; k < K; ++k) dot[k] += grad[u] * pixels[u].value(k, 0, p.dtype);
+        }
+#pragma unroll
+        for (int u = 0; u < U; ++u, to += p.grad_input_stride[1]) {
+            if (U > 1 && u >= left) break;
+            float part[K];
+#pragma unroll
+            for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
+            if (runs.reach > 1) runs.sum(part);
+#pragma unroll
+            for (int k = 0; k < K; k += 2) {
+                const float given = __shfl_sync(kAll, part[k + 1], runs.before);
+                if (runs.takes) part[k] += given;
+            }
+#pragma unroll
+            for (int k = 0; k < K; k += 2) {
+                float* row = reinterpret_cast<float*>(reinterpret_cast<char*>(to) +
+                                                      (k == 0 ? 0 : job.sums.corner[k]));
+                asm("" : "+l"(row));
+                if (words && (mine >> k & 3) == 3) {
+                    const float both[] = {part[k], part[k + 1]};
+                    add_line(job, row, both);
+                    continue;
+                }
+                if (mine >> k & 1) add_one<float>(job, row, part[k]);
+                if (mine >> k & 2) add_one<float>(job, row + 1, part[k + 1]);
+            }
+        }
+    }
+    if (!p.grad_grid) return;
+    float slope[D];
+    cell.slopes(dot, slope);
+#pragma unroll
+    for (int d = 0; d < D; ++d) {
+        // The signs take registers, which several channels need.
+        const float moved = spot.sign[d] * job.template axis<float>(2 - d).scale;
+        slope[d] *= U == 1 ? moved : cell.moved(d, job);
+    }
+    if (q < job.count) store_slopes(job, image, i, slope);
+}
+
+/// Nearest, V = 1: a thread to a point, or several, whose gradient goes to one pixel. Neighbouring
+/// points of the same pixel add up within the warp first. A thread takes U channels at a time,
+/// which lie side by side where kPixels, as job.line has it.
+template <typename T, int D, int U, bool kPixels>
+__global__ void __launch_bounds__(kThreads)
+    nearest_backward(const __grid_constant__ GridSampleJob job) {
+    using A = Acc<T>;
+    follow();
+    if (idle(job)) return;
+    const GridSampleParams& p = job.p;
+    const ThreadPoint at(job);
+    const int i = at.inside ? at.i : job.count - 1;
+    const Cell<A, D> cell =
+        cell_of<true>(job, job.sums, Coordinates<A, D>(job, grid_of(job, at.b), i));
+    const bool valid = at.inside && cell.valid(0), alone = at.lanes == 1;
+    const Runs runs(cell.base, valid, job.sums.step[2]);
+    const bool longer = alone && runs.reach > 1, mine = valid && (!alone || runs.head);
+    const int first = int(blockIdx.z);  // channel, where each has blocks of its own
+    const int C = gridDim.z > 1 ? first + 1 : int(p.C), size = element_size(job.sum_dtype);
+    const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                        p.grad_out_points.at(job.first + i);
+    char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
+                     int64_t(cell.base) * job.sums.unit;
+    const int next = kPixels ? 1 : at.lanes, begin = first + at.lane * (kPixels ? U : 1);
+#pragma unroll 1
+    for (int c0 = begin; c0 - begin + first < C; c0 += U * at.lanes) {
+        A grad[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            const int c = c0 + u * next;
+            grad[u] = c < C && at.inside ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
+                                         : A(0);
+        }
+        if (longer) runs.sum(grad);
+        if constexpr (kPixels) {
+            if (mine && c0 < C)
+                add_line(job, reinterpret_cast<float*>(to) + c0, grad, min(U, C - c0));
+        } else {
+#pragma unroll
+            for (int u = 0; u < U; ++u)
+                if (const int c = c0 + u * next; mine && c < C)
+                    add_one<T>(job, to + c * p.grad_input_stride[1] * size, grad[u]);
+        }
+    }
+    if (!p.grad_grid || first > 0) return;
+    A none[D] = {};
+    store_grad_grid<D>(job, at, none);
+}
