@@ -56,11 +56,7 @@ __global__ void __launch_bounds__(kFieldThreads, 2)
 #pragma unroll
             for (int k = 0; k < K; ++k) part[k] = weight[k] * grad;
             if (runs.reach > 1) runs.sum(part);
-#pragma unroll
-            for (int k = 0; k < K; k += 2) {
-                const A given = __shfl_sync(kAll, part[k + 1], runs.before);
-                if (runs.takes) part[k] += given;
-            }
+            runs.pass_on(part);
 #pragma unroll
             for (int k = 0; k < K; ++k)
                 if (mine >> k & 1) atomicAdd(to + corner[k], part[k]);

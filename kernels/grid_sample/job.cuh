@@ -36,7 +36,8 @@ enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords, kAcross };
 /// a pixel's channels, and of dense ones its neighbour's.
 enum class Line : int32_t { kNone, kRow, kPixel };
 
-/// Channels of a linear pixel that a thread adds to at once, or one less; and of a nearest one.
+/// Channels of a linear or bicubic pixel that a thread adds to at once, or one less; and of a
+/// nearest one.
 constexpr int kPixelChannels = 3;
 HD constexpr int channels_at_once(int64_t C) { return C <= 4 || C % 4 == 0 ? 4 : 8; }
 

@@ -25,6 +25,7 @@
 #include "cheapest.cuh"
 #include "general.cuh"
 #include "look.cuh"
+#include "slabs.cuh"
 #include "touched.cuh"
 #include "turn.cuh"
 #include "words.cuh"

@@ -42,6 +42,16 @@ struct Runs {
                 if (i + m <= end) x[k] += other;
             }
     }
+    /// Of corners in pairs along x: gives what the run before has at its second ones, which are the
+    /// same pixels, to the first ones of a run that takes.
+    template <typename A, int K>
+    __device__ void pass_on(A (&x)[K]) const {
+#pragma unroll
+        for (int k = 0; k < K; k += 2) {
+            const A given = __shfl_sync(kAll, x[k + 1], before);
+            if (takes) x[k] += given;
+        }
+    }
 };
 
 /// Where the cell of a point begins in the sums, whose steps are others than the input's.
@@ -173,12 +183,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
                 for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
                 if (longer) runs.sum(part);
-                if (alone && !nearest)
-#pragma unroll
-                    for (int k = 0; k < K; k += 2) {
-                        const A given = __shfl_sync(kAll, part[k + 1], runs.before);
-                        if (runs.takes) part[k] += given;
-                    }
+                if (alone && !nearest) runs.pass_on(part);
                 if (c >= C) continue;
                 char* row = to + c * p.grad_input_stride[1] * size;
                 asm("" : "+l"(row));
@@ -226,11 +231,7 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
     const bool words = __popc(__ballot_sync(kAll, mine & mine >> 1 & 0x55)) > kFewWords;
     float weight[K], dot[K] = {};
     cell.weights(weight);
-    const T* grad_out =
-        job.out_step < 0
-            ? reinterpret_cast<const T*>(job.outs.at(image)) + p.grad_out_points.at(job.first + i)
-            : reinterpret_cast<const T*>(job.outs.at(image) +
-                                         uint64_t(unsigned(i)) * unsigned(job.out_step));
+    const T* grad_out = grad_out_of<T>(job, image, i);
     const int64_t c_step = p.input_stride[1] * int(sizeof(T));
     const char* first = job.inputs.at(image) + int64_t(cell.base) * job.input.unit;
     float* to = static_cast<float*>(p.grad_input) + (job.image + image) * p.grad_input_stride[0];
@@ -259,11 +260,7 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
 #pragma unroll
             for (int k = 0; k < K; ++k) part[k] = weight[k] * grad[u];
             if (runs.reach > 1) runs.sum(part);
-#pragma unroll
-            for (int k = 0; k < K; k += 2) {
-                const float given = __shfl_sync(kAll, part[k + 1], runs.before);
-                if (runs.takes) part[k] += given;
-            }
+            runs.pass_on(part);
 #pragma unroll
             for (int k = 0; k < K; k += 2) {
                 float* row = reinterpret_cast<float*>(reinterpret_cast<char*>(to) +

@@ -1,5 +1,5 @@
 // grid_sample's gradients of points that are scattered over a field larger than the L2 cache: by
-// slabs of the field, see `Slabs` in plan.cuh.
+// slabs of the field, see slabs.cuh.
 #pragma once
 #include "adds.cuh"
 #include "to_grid.cuh"

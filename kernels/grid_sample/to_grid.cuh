@@ -9,6 +9,16 @@
 #include "cell.cuh"
 #include "words.cuh"
 
+/// The gradient that arrives at point i of an image of the launch, its first channel.
+template <typename T>
+__device__ inline const T* grad_out_of(const GridSampleJob& job, unsigned image, int i) {
+    return job.out_step < 0
+               ? reinterpret_cast<const T*>(job.outs.at(image)) +
+                     job.p.grad_out_points.at(job.first + i)
+               : reinterpret_cast<const T*>(job.outs.at(image) +
+                                            uint64_t(unsigned(i)) * unsigned(job.out_step));
+}
+
 template <typename G, typename A, int D>
 __device__ inline void store_slopes_as(const GridSampleJob& job, unsigned image, unsigned i,
                                        const A (&slope)[D]) {
@@ -69,12 +79,7 @@ __global__ void __launch_bounds__((kLargest<T, kLayout>),
         constexpr bool kLast = kLayout == Narrow::kLast || kLayout == Narrow::kWords;
         const int64_t c_step = kLast ? int64_t(sizeof(T)) : p.input_stride[1] * int(sizeof(T));
         const char* first = job.inputs.at(image) + int64_t(cell.base) * job.input.unit;
-        const T* grad_out =
-            job.out_step < 0
-                ? reinterpret_cast<const T*>(job.outs.at(image)) +
-                      p.grad_out_points.at(job.first + i)
-                : reinterpret_cast<const T*>(job.outs.at(image) +
-                                             uint64_t(unsigned(i)) * unsigned(job.out_step));
+        const T* grad_out = grad_out_of<T>(job, image, i);
         if (kShared) first += own * c_step, grad_out += own * p.grad_out_stride[1];
         A dot[K] = {}, slope[D];
         const bool whole = of_all(cell.whole());
