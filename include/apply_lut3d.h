@@ -115,9 +115,9 @@ inline bool apply_lut3d_directly(const ApplyLut3dParams& p) {
     return few;
 }
 
-/// How many entries a step along red and green is.
+/// How many entries a step along each axis is.
 struct EntrySteps {
-    int red, green;
+    int red, green, blue = 1;
 
     /// In planes both are even, and chosen so that the corners of nearby cells, which lanes ask for
     /// at once, are seldom in the same bank of shared memory.
@@ -261,8 +261,9 @@ struct Place {
 };
 
 /// The four corners of a tetrahedron and their weights. Of equal t the earlier axis counts as
-/// larger.
-template <typename A>
+/// larger. kMinima: weights by minima and maxima, on a GPU one instruction where a choice takes
+/// two, but a register or two more.
+template <typename A, bool kMinima = false>
 struct Tetrahedron {
     int32_t offset[4];  // of entries from the cell's lowest corner
     A weight[4];
@@ -276,14 +277,26 @@ struct Tetrahedron {
         rank[0] = int32_t(!rg) + int32_t(!rb);
         rank[1] = int32_t(rg) + int32_t(!gb);
         rank[2] = int32_t(rb) + int32_t(gb);
-        const A low = rg ? t[1] : t[0], high = rg ? t[0] : t[1];
-        const A first = high >= t[2] ? high : t[2], last = low < t[2] ? low : t[2];
-        const A within = high < t[2] ? high : t[2], middle = low > within ? low : within;
+        const A low = lesser(t[0], t[1], !rg), high = larger(t[0], t[1], rg);
+        const A first = larger(high, t[2], high >= t[2]), last = lesser(low, t[2], low < t[2]);
+        const A within = lesser(high, t[2], high < t[2]);
+        const A middle = larger(low, within, low > within);
         offset[0] = 0, offset[3] = all;
         offset[1] = rg && rb ? step[0] : gb ? step[1] : step[2];
         offset[2] = all - (rb && gb ? step[2] : rg ? step[1] : step[0]);
         weight[0] = 1 - first, weight[1] = first - middle, weight[2] = middle - last;
         weight[3] = last;
+    }
+
+  private:
+    /// a where `first`, else b.
+    HD static A lesser(A a, A b, bool first) {
+        if constexpr (kMinima) return fmin(a, b);
+        return first ? a : b;
+    }
+    HD static A larger(A a, A b, bool first) {
+        if constexpr (kMinima) return fmax(a, b);
+        return first ? a : b;
     }
 };
 

@@ -75,8 +75,8 @@ inline dim3 blocks_of(const ApplyLut3dParams& p, int each) {
 
 /// The cell of a colour as it stands in the image, in the table that begins at `entry`.
 template <typename T>
-__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, EntrySteps steps,
-                                         int32_t entry) {
+__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, int32_t entry) {
+    const EntrySteps steps = EntrySteps::cells(S);
     Place<Acc<T>> place;
     int32_t cell[3];
 #pragma unroll
@@ -89,18 +89,14 @@ __device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, EntrySteps 
     place.entry = cell[0] * steps.red + cell[1] * steps.green + cell[2] + entry;
     return place;
 }
-template <typename T>
-__device__ inline Place<Acc<T>> place_of(const Acc<T>* x, int32_t S, int32_t entry) {
-    return place_of<T>(x, S, EntrySteps::cells(S), entry);
-}
 
 /// A mean of the entries of a table, or of whatever else `entry` takes.
-template <bool kTetrahedral, typename Table, typename A>
+template <bool kTetrahedral, bool kMinima = false, typename Table, typename A>
 __device__ inline auto blend(const Table& table, const Place<A>& place, EntrySteps steps) {
     using Colour = decltype(entry(table, 0));
     const int32_t i = place.entry;
     if constexpr (kTetrahedral) {
-        const Tetrahedron<A> corners(place.t, steps.red, steps.green, 1);
+        const Tetrahedron<A, kMinima> corners(place.t, steps.red, steps.green, steps.blue);
         Colour sum = {};
 #pragma unroll
         for (int k = 0; k < 4; ++k) {

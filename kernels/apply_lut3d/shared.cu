@@ -8,6 +8,7 @@
 // whole pixels and writes that channel, which takes the L1 cache 24 gathers of 3.5 turns for 32
 // pixels and 27 turns for what is read and written: it is busy nine tenths of the time. Every block
 // copies its part of the table from lut, and then takes its share of the pixels.
+#include "async_copy.cuh"
 #include "planes.cuh"
 
 namespace {
@@ -91,23 +92,33 @@ __device__ inline Rgb<float> entry(const Entries& table, int32_t i) {
     return {{x.x, x.y, table.blue[i]}};
 }
 
+/// Its entries are numbered by the bytes before them.
 struct Channel {
     using Copied = Channel;
-    static constexpr int kParts = 3, kChannels = 1;
-    float* plane;
+    static constexpr int kParts = 3, kChannels = 1, kNumber = sizeof(float);
+    unsigned plane;
 
     static int bytes(int S) { return plane_bytes(S); }
-    HD static EntrySteps steps(int S) { return EntrySteps::planes(S); }
-    __device__ Channel(const ApplyLut3dParams&, char* memory)
-        : plane(reinterpret_cast<float*>(memory)) {}
+    HD static EntrySteps steps(int S) {
+        const EntrySteps in = EntrySteps::planes(S);
+        return {kNumber * in.red, kNumber * in.green, kNumber};
+    }
+    __device__ Channel(const ApplyLut3dParams&, char* memory) : plane(shared_address(memory)) {}
 
     __device__ static float read(const ApplyLut3dParams& p, int64_t from, int part) {
         return read_channel(p, from, part);
     }
-    __device__ void put(int i, float x) const { plane[i] = x; }
+    __device__ void put(int i, float x) const {
+        asm volatile("st.shared.f32 [%0], %1;" ::"r"(plane + i), "f"(x) : "memory");
+    }
 };
 __device__ inline Rgb<float, 1> entry(const Channel& table, int32_t i) {
-    return {{table.plane[i]}};
+    Rgb<float, 1> x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x.at[0]) : "r"(table.plane + i));
+    return x;
+}
+__device__ inline Rgb<float, 1> mean_along(const Channel& table, int32_t i, float t) {
+    return mix(entry(table, i), entry(table, i + Channel::kNumber), t);
 }
 
 /// Fills a block's table from lut. Its threads step through the entries by kThreads, digit by digit
@@ -124,7 +135,7 @@ __device__ __noinline__ void copy(Table table, const ApplyLut3dParams& p, int pa
         int at[kUnder];
 #pragma unroll
         for (int u = 0; u < kUnder; ++u) {
-            at[u] = red < S ? red * steps.red + green * steps.green + blue : -1;
+            at[u] = red < S ? red * steps.red + green * steps.green + blue * steps.blue : -1;
             if (at[u] >= 0)
                 number[u] = Table::read(
                     p, red * p.lut_stride[0] + green * p.lut_stride[1] + blue * p.lut_stride[2],
@@ -147,57 +158,80 @@ struct Several {
 using Words = Several<unsigned, 3>;
 
 /// How a warp turns 96 words that lie one after the other, lane after lane three times, so that
-/// each lane has three neighbours of them: shuffles are cheaper than loads of every third word.
+/// each lane has three neighbours of them, and back: shuffles are cheaper than loads and stores of
+/// every third word, each of which meets three lines. A lane's k-th comes from lane (3 lane + k) %
+/// 32, which gives away the one of its three whose number is its own minus k, modulo 3.
 struct Turn {
-    int source[3], part[3];  // of a lane's own c-th word; and which of its words it gives away
+    int lane;
+    bool second, third;  // which of a lane's words goes first, unless it is the first
 
-    __device__ Turn() {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int c = 0; c < 3; ++c) {
-            source[c] = (3 * lane + c) % 32;
-            const int to = (lane - c + 32) * 11 % 32;  // 11 times 3 is 1, modulo 32
-            part[c] = (3 * to + c) / 32;
-        }
-    }
+    __device__ Turn() : lane(threadIdx.x % 32), second(lane % 3 == 1), third(lane % 3 == 2) {}
     __device__ Words operator()(const Words& word) const {
+        const Words given = rotated(word);
         Words own;
 #pragma unroll
-        for (int c = 0; c < 3; ++c) {
-            const unsigned given = part[c] == 0   ? word.at[0]
-                                   : part[c] == 1 ? word.at[1]
-                                                  : word.at[2];
-            own.at[c] = __shfl_sync(0xffffffff, given, source[c]);
-        }
+        for (int k = 0; k < 3; ++k) own.at[k] = __shfl_sync(~0u, given.at[k], 3 * lane + k);
         return own;
+    }
+    __device__ Words back(const Words& own) const {
+        Words given;
+#pragma unroll
+        for (int k = 0; k < 3; ++k)  // 11 times 3 is 1, modulo 32
+            given.at[k] = __shfl_sync(~0u, own.at[k], 11 * (lane - k));
+        return rotated(given);
+    }
+    __device__ Words rotated(const Words& word) const {
+        const auto [a, b, c] = word.at;
+        const auto one_of = [&](unsigned x, unsigned y, unsigned z) {
+            return third ? z : second ? y : x;
+        };
+        return {{one_of(a, b, c), one_of(c, a, b), one_of(b, c, a)}};
     }
 };
 
-/// A unit's pixels as words of memory; those beyond the end are zeros.
+/// A unit's pixels as words of memory.
 template <typename T>
 struct Unit {
     static constexpr int kPer = 4 / sizeof(T), kGroups = kPixels / kPer;  // elements; 96 words each
+    static constexpr int kWords = 96 * kGroups;
     Words group[kGroups];
 
-    __device__ void fetch(const ApplyLut3dParams& p, int64_t unit, int64_t end) {
-        if (unit >= end) return;
-        const int64_t first = unit * (96 * kGroups) + threadIdx.x % 32;
-        const bool whole = (unit + 1) * kUnit <= p.N;
+    __device__ void fetch(const unsigned* from) {
 #pragma unroll
-        for (int i = 0; i < 3 * kGroups; ++i)
-            group[i / 3].at[i % 3] = whole ? static_cast<const unsigned*>(p.image)[first + 32 * i]
-                                           : by_elements(p, first + 32 * i);
+        for (int i = 0; i < 3 * kGroups; ++i) group[i / 3].at[i % 3] = from[32 * i];
     }
-    __device__ static unsigned by_elements(const ApplyLut3dParams& p, int64_t word) {
-        unsigned all = 0;
+};
+
+/// place_of() in fewer instructions, which bind here, and without conversions, which a GPU does at
+/// a quarter of its pace: the last bits of a number added to 2^23 are what is whole of it. kept:
+/// steps and origin stay in registers, where there are some left, and are not worked out for each
+/// pixel.
+struct Cells {
+    static constexpr float kWhole = 0x1p23f;
+    EntrySteps steps;
+    float last, most;
+    uint32_t origin;
+
+    __device__ Cells(int S, EntrySteps of, bool kept)
+        : steps(of),
+          last(float(S - 1)),
+          most(kWhole + float(S - 2)),
+          origin(-bit_copy<uint32_t>(kWhole) * uint32_t(of.red + of.green + of.blue)) {
+        if (kept) asm volatile("" : "+r"(steps.red), "+r"(steps.green), "+r"(origin));
+    }
+    __device__ Place<float> place_of(const float* x) const {
+        const int32_t step[] = {steps.red, steps.green, steps.blue};
+        Place<float> place;
+        uint32_t entry = origin;
 #pragma unroll
-        for (int k = 0; k < kPer; ++k) {
-            const int64_t i = word * kPer + k;
-            const T x = i < 3 * p.N ? static_cast<const T*>(p.image)[i] : T{};
-            all |= unsigned(bit_copy<std::conditional_t<kPer == 1, unsigned, uint16_t>>(x))
-                   << (32 / kPer * k);
+        for (int c = 0; c < 3; ++c) {
+            const float scaled = __saturatef(x[c]) * last;  // 0 if x is NaN
+            const float whole = fminf(__fadd_rd(scaled, kWhole), most);
+            place.t[c] = scaled - (whole - kWhole);
+            entry += bit_copy<uint32_t>(whole) * uint32_t(step[c]);
         }
-        return all;
+        place.entry = int32_t(entry);
+        return place;
     }
 };
 
@@ -209,47 +243,54 @@ __global__ void __launch_bounds__(kThreads, 1)
     constexpr int kPer = Unit<T>::kPer, kGroups = Unit<T>::kGroups, kChannels = Table::kChannels;
     Table table(p, memory);
     const int part = int(blockIdx.x) % Table::kParts, lane = threadIdx.x % 32;
-    const int64_t units = ceil_div(p.N, kUnit);
-    const int64_t stride = gridDim.x / Table::kParts * int64_t(kThreads / 32);
-    int64_t unit = blockIdx.x / Table::kParts * int64_t(kThreads / 32) + threadIdx.x / 32;
+    const int units = int(p.N / kUnit), stride = int(gridDim.x) / Table::kParts * (kThreads / 32);
+    int unit = int(blockIdx.x) / Table::kParts * (kThreads / 32) + int(threadIdx.x) / 32;
+    const auto* const image = static_cast<const unsigned*>(p.image) + lane;
+    T* const out = static_cast<T*>(p.out);
     Unit<T> next;
-    next.fetch(p, unit, units);
+    if (unit < units) next.fetch(image + int64_t(unit) * Unit<T>::kWords);
     copy<typename Table::Copied>(table, p, part);
     const Turn turn;
-    const EntrySteps steps = Table::steps(p.S);
+    const Cells cells(p.S, Table::steps(p.S), kChannels == 1 || sizeof(T) == 2);
+    const auto colour = [&](const T* element) {
+        float x[3];
+#pragma unroll
+        for (int c = 0; c < 3; ++c) x[c] = value_of(element[c], p.dtype);
+        return blend<kTetrahedral, true>(table, cells.place_of(x), cells.steps);
+    };
+#pragma unroll 1
     for (; unit < units; unit += stride) {
         const Unit<T> own = next;
-        next.fetch(p, unit + stride, units);
+        if (unit + stride < units) next.fetch(image + int64_t(unit + stride) * Unit<T>::kWords);
+        T* const to = out + int64_t(unit) * 3 * kUnit;
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
             const auto in = bit_copy<Several<T, 3 * kPer>>(turn(own.group[g]));
-            Several<T, kChannels * kPer> out;
+            Several<T, kChannels * kPer> mixed;
 #pragma unroll
             for (int k = 0; k < kPer; ++k) {
-                float x[3];
-#pragma unroll
-                for (int c = 0; c < 3; ++c) x[c] = value_of(in.at[3 * k + c], p.dtype);
-                const auto mean =
-                    blend<kTetrahedral>(table, place_of<float>(x, p.S, steps, 0), steps);
+                const auto mean = colour(in.at + 3 * k);
 #pragma unroll
                 for (int c = 0; c < kChannels; ++c)
-                    out.at[kChannels * k + c] = stored<T>(mean.at[c], p.dtype);
+                    mixed.at[kChannels * k + c] = stored<T>(mean.at[c], p.dtype);
             }
-            const int64_t n = unit * kUnit + kPer * (32 * g + lane);  // the first of kPer pixels
-            T* const to = static_cast<T*>(p.out) + 3 * n + part;
             if constexpr (kChannels == 3) {
-                if (n + kPer <= p.N) {
-                    const auto words = bit_copy<Words>(out);
+                const Words words = turn.back(bit_copy<Words>(mixed));
 #pragma unroll
-                    for (int c = 0; c < 3; ++c) reinterpret_cast<unsigned*>(to)[c] = words.at[c];
-                    continue;
-                }
+                for (int c = 0; c < 3; ++c)
+                    reinterpret_cast<unsigned*>(to)[96 * g + 32 * c + lane] = words.at[c];
+            } else {
+#pragma unroll
+                for (int k = 0; k < kPer; ++k)
+                    to[96 * kPer * g + 3 * (kPer * lane + k) + part] = mixed.at[k];
             }
-#pragma unroll
-            for (int i = 0; i < kChannels * kPer; ++i)
-                if (n + i / kChannels < p.N) to[i / kChannels * 3 + i % kChannels] = out.at[i];
         }
     }
+    const int64_t n = int64_t(units) * kUnit + threadIdx.x;  // of those that fill no unit
+    if (blockIdx.x >= Table::kParts || n >= p.N) return;
+    const auto mean = colour(static_cast<const T*>(p.image) + 3 * n);
+#pragma unroll
+    for (int c = 0; c < kChannels; ++c) out[3 * n + part + c] = stored<T>(mean.at[c], p.dtype);
 }
 
 template <typename T, typename Table>
