@@ -325,12 +325,25 @@ class OperatorTests(ModeTests):
             ):  # fmt: skip
                 yield [*good[:i], bad, *good[i + 1 :]], {}, kind, message
 
+    def odd_tensors(self):
+        """The same of tensors that C++ has no name for, or never sees."""
+        for i, name in enumerate(self.names):
+            good, kind = self.small(dtype=torch.float32), f"{name} must be {OperatorTests.dtypes}"
+            for bad, message in (
+                (good[i].to(torch.float8_e5m2), f"{kind}, got float8_e5m2; convert it, e.g. {name}.float()"),
+                (torch.empty(good[i].shape, dtype=torch.bits8), f"{kind}, got bits8"),
+                (torch.quantize_per_tensor(good[i], 0.1, 0, torch.quint8), f"{kind}, got quint8; convert it, e.g. {name}.dequantize()"),
+            ):  # fmt: skip
+                yield [*good[:i], bad, *good[i + 1 :]], {}, RuntimeError, message
+
     def bad_input(self):
         """Arguments, options, exception and message after the operator's name, of its own."""
         return ()
 
+    @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
     def test_bad_input_gets_one_clear_message(self):
-        for tensors, options, kind, message in (*self.wrong_tensors(), *self.bad_input()):
+        cases = (*self.wrong_tensors(), *self.odd_tensors(), *self.bad_input())
+        for tensors, options, kind, message in cases:
             for suffix in ("", "_fw"):
                 with pytest.raises(kind) as caught:
                     self.form(suffix)(*tensors, **options)

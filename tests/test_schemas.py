@@ -1,6 +1,12 @@
 """Programs that were stored run in a fresh process after `import loader`, no operator being named."""
 
+import re
+
+import pytest
+import torch
 from conftest import Checkout
+
+import loader
 
 STORE = """
 import torch, loader
@@ -74,3 +80,17 @@ print(sorted(n for n in names if loader._session.owner(n)))  # of the units, not
     assert first.returncode == 0, first.stderr
     again = checkout.run(code.replace("    getattr(loader, name)", "    pass"))
     assert again.stdout == first.stdout and "grid_sample_backward" in again.stdout
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused_by_name(layout):
+    nested = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)], layout=layout)
+    message = "x must be a dense tensor, got a nested one; use x.to_padded_tensor(0.0), or each of"
+    for form in (loader.square, loader.square_fw):
+        with pytest.raises(RuntimeError, match=re.escape(f"square: {message} x.unbind()")):
+            form(nested)
+    with pytest.raises(RuntimeError, match=re.escape(f"square: {message} x.unbind()")):
+        loader.square_bw(torch.ones(3, 4), nested)
+    whole = loader.square(nested.to_padded_tensor(0.0))
+    assert whole.shape == (2, 3, 4) and whole.sum() == 20

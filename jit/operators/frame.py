@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import levels, session, sharding
+from . import levels, session, shapes, sharding
 
 
 def library(name: str):
@@ -105,8 +105,8 @@ def differentiable(op, setup_context: Callable, backward: Callable, tangent: Cal
             with below_autograd():
                 return direct(*args)
         except RuntimeError as error:
-            if lack := _lack_of_memory(error):
-                raise lack from None
+            if told := _lack_of_memory(error) or shapes.refusal(op, args):
+                raise told from None
             raise
 
     methods = {"forward": forward, "setup_context": setup_context, "backward": backward}

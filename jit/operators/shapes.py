@@ -3,7 +3,7 @@
 Shapes are checked by named sizes, "(N, 8, F)", as torch/shapes.h does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -110,6 +110,32 @@ def check_fake(
                 f"{_word(allowed[-1])}, got {_word(x.dtype)}; convert it, e.g. {name}.float()"
             ),
         )
+
+
+_NAMED = {*_FLOATS, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
+_NAMED |= {torch.complex32, torch.complex64, torch.complex128}
+
+
+def refusal(op: torch._ops.OpOverload, args: Sequence) -> RuntimeError | None:
+    """What to say of the first tensor that a registered operator refuses in words of torch's, or by
+    a number: a nested one, which does not come to it, and one of a dtype that C++ has no name for.
+    """
+    for parameter, x in zip(op._schema.arguments, args, strict=False):
+        if not isinstance(x, Tensor) or (x.dtype in _NAMED and not x.is_nested):
+            continue
+        name, cure = parameter.name, ""
+        if x.is_nested:
+            what = "a dense tensor, got a nested one"
+            cure = f"; use {name}.to_padded_tensor(0.0), or each of {name}.unbind()"
+        else:
+            what = f"float32, float64, float16 or bfloat16, got {_word(x.dtype)}"
+            if x.is_quantized:
+                cure = f"; convert it, e.g. {name}.dequantize()"
+            elif x.dtype.is_floating_point or x.dtype in (torch.uint16, torch.uint32, torch.uint64):
+                cure = f"; convert it, e.g. {name}.float()"
+        public = op._schema.name.split("::")[1].removesuffix("_backward")
+        return RuntimeError(f"{public}: {name} must be {what}{cure}")
+    return None
 
 
 def check_fake_dtype(
