@@ -85,7 +85,8 @@ def test_classic_snippets_run_and_are_warm_the_second_time(shared):
     code = (
         IMPORT
         + """
-hello = loader.load_inline("hello_module", [HELLO], functions=["hello"], build_directory="a/b")
+MARKED = "\ufeff" + HELLO  # as some editors begin a file
+hello = loader.load_inline("hello_module", [MARKED], functions=["hello"], build_directory="a/b")
 assert hello.hello() == "Hello World!" and hello.hello.__doc__ == "hello() -> str\\n\\nhello\\n"
 assert pathlib.Path("a/b/hello_module.so").exists() and pathlib.Path("a/b/main.cpp").exists()
 sines = loader.load_inline("inline_extension", [SIN_ADD], functions={"sin_add": 'adds "sines"'})

@@ -169,7 +169,7 @@ def _strings(argument: str, value: object) -> list[str]:
             raise ValueError(
                 f"{call} is no text that can be encoded: {error.reason} at character {error.start}"
             ) from None
-    return [*given]
+    return [text.removeprefix("\ufeff") for text in given]  # what an editor marks a file by
 
 
 def _functions(functions: object) -> dict[str, str] | None:
