@@ -226,6 +226,11 @@ try:
     loader.load_inline("wrong", "int f();")
 except loader.BuildError as error:
     print(error)
+try:
+    two = "int f(int x) {{ return x; }} int f(double x) {{ return 2; }}"
+    loader.load_inline("wrong", "int g() {{ return 1; }}" + two, functions=["g", "f"])
+except loader.BuildError as error:
+    print(error)
 exec("""
 try:
     loader.load_inline('wrong', chr(10).join(['int f() ' + chr(123), 'retu' + 'rn }}']), functions=['f'])
@@ -242,6 +247,8 @@ except loader.BuildError as error:
     assert lines[2] == "    7 |     return 3 +;" and lines[3].endswith("^")
     assert "functions: 'helo' is not in cpp_sources; did you mean 'hello'?" in lines
     assert "undefined symbol: f()" in lines
+    several = "functions: 'f' is a template or has overloads, of which its name chooses none: "
+    assert any(line.startswith(several) for line in lines)
     assert any(line.startswith("Name the functions to bind in `functions`") for line in lines)
     assert any(line.startswith("cpp_sources:2:8: error: expected") for line in lines)
 
@@ -635,7 +642,7 @@ torch::Tensor scaled(torch::Tensor feats, torch::Tensor values) {
 def test_an_extension_of_files_is_built_without_torchs_umbrella_headers(shared, tmp_path):
     """As its users write them: nvcc sees kernels alone, and pybind11 is bound by hand."""
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(f"\ufeff{text}")  # which some editors begin a file by
     code = f"""
 import loader, torch
 m = loader.load("files", [{str(tmp_path / "bound.cpp")!r}, {str(tmp_path / "kernels.cu")!r}])

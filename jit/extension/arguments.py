@@ -11,6 +11,9 @@ from itertools import islice
 _BETWEEN = "torch.utils.cpp_extension", f"{__package__}.torchs"
 
 
+_MARK = "\ufeff"  # of the order of bytes, by which some editors begin a file
+
+
 @dataclass(frozen=True)
 class Source:
     """A source as text: a file, or strings that were joined, under the name that errors show."""
@@ -20,9 +23,15 @@ class Source:
     cuda: bool
     folder: str = ""  # of a file: where its own "headers" lie
 
+    @classmethod
+    def of_file(cls, path: str, content: bytes, cuda: bool) -> "Source":
+        """A file as it was read; without its mark, in front of which there will be more."""
+        text = content.decode(errors="surrogateescape").removeprefix(_MARK)
+        return cls(path, text, cuda, os.path.dirname(path))
+
     @property
     def content(self) -> bytes:
-        """The text as it is on disk."""
+        """The text as it is on disk, but for the mark."""
         return self.text.encode(errors="surrogateescape")
 
 
@@ -169,7 +178,7 @@ def _strings(argument: str, value: object) -> list[str]:
             raise ValueError(
                 f"{call} is no text that can be encoded: {error.reason} at character {error.start}"
             ) from None
-    return [text.removeprefix("\ufeff") for text in given]  # what an editor marks a file by
+    return [text.removeprefix(_MARK) for text in given]
 
 
 def _functions(functions: object) -> dict[str, str] | None:
@@ -205,8 +214,7 @@ def _source_file(path: str | os.PathLike[str]) -> Source:
         raise type(error)(
             error.errno, f"load: the source cannot be read: {error.strerror}", path
         ) from None
-    text = content.decode(errors="surrogateescape")
-    return Source(path, text, path.endswith((".cu", ".cuh")), os.path.dirname(path))
+    return Source.of_file(path, content, path.endswith((".cu", ".cuh")))
 
 
 def _callers() -> tuple[str, ...]:

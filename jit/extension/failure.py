@@ -22,6 +22,12 @@ from .mending import left_after
 # A text with one of these may define a module's entry in a way that is not written out.
 _ENTRY = re.compile(r"PyInit|MODULE|TORCH_EXTENSION_NAME|##", re.IGNORECASE)
 _UNDEFINED = re.compile(r"undefined symbol: (\w+)")
+# What GCC and Clang say of a name that is of several functions.
+_SEVERAL = re.compile(
+    r"^functions\.cpp:(\d+):\d+: error: (?:.*<unresolved overloaded function type>"
+    r"|no matching (?:member )?function for call to '(?:wrap_pybind_function|def|(entry))')",
+    re.MULTILINE,
+)
 _OF_TORCH = re.compile(r"(?:[\w:<>*& ]+ )?(?:at|c10|torch|caffe2|pybind11)::")
 
 
@@ -150,11 +156,19 @@ def _in_callers_words(extension: Extension, problems: list[Problem]) -> list[Pro
             return None
         return _found(strings[name], number, extension.callers) or (name.partition(".")[0], number)
 
+    def bound(text: str) -> str:
+        """Of what is wrong with a line of the binding; it has one for each function."""
+        if several := _SEVERAL.search(text):
+            first = 3 if several[2] else 2  # of the lines
+            name = list(extension.functions or ())[int(several[1]) - first]
+            return (
+                f"functions: {name!r} is a template or has overloads, of which its name chooses "
+                "none: name a function that calls the one that is meant"
+            )
+        return re.sub(r"(?m)^functions\.cpp:\d+(?::\d+)?:", "functions:", text)
+
     placed = [problem.placed(place) for problem in problems]
-    return [
-        replace(p, text=re.sub(r"(?m)^functions\.cpp:\d+(?::\d+)?:", "functions:", p.text))
-        for p in placed
-    ]
+    return [replace(p, text=bound(p.text)) for p in placed]
 
 
 def _found(string: list[str], number: int, callers: tuple[str, ...]) -> tuple[str, int] | None:

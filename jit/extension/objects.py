@@ -214,8 +214,7 @@ class ObjectRecipe:
         """The source alone, with all flags, as far as mends look at it."""
         command = self._command
         own = tuple(map(shlex.quote, [*command.before, *command.after]))
-        text = Path(self._source).read_bytes().decode(errors="surrogateescape")
-        source = Source(self._source, text, command.cuda, os.path.dirname(self._source))
+        source = Source.of_file(self._source, Path(self._source).read_bytes(), command.cuda)
         cflags, cuda_cflags = ((), own) if command.cuda else (own, ())
         return Extension(
             *(self.label, (source,), None, cflags, cuda_cflags, (), ()),
