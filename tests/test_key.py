@@ -184,9 +184,10 @@ def test_format_counts(keys, monkeypatch):
 def test_directives_are_read_as_compilers_read_them(tmp_path, directive):
     for room in ("ops", "kernels", "include"):
         (tmp_path / room).mkdir()
-    (tmp_path / "ops/x.cpp").write_text(f"int x;\n{directive}\n")
     (tmp_path / "include/a.h").write_text("")
-    assert "include/a.h" in units.Sources(tmp_path).closure("ops/x.cpp")
+    for before in ("int x;\n", "", "\ufeff"):  # which some editors begin a file by
+        (tmp_path / "ops/x.cpp").write_text(f"{before}{directive}\n")
+        assert "include/a.h" in units.Sources(tmp_path).closure("ops/x.cpp")
 
 
 names = st.sampled_from(["ops/x.cpp", "kernels/x_cpu.cpp", "kernels/x.cu", "include/x.h"])

@@ -65,13 +65,13 @@ def quoted_headers(source: Source, folders: Sequence[str]) -> Find:
     It lies beside the file that includes it, where that is told, or in one of these folders.
     """
 
-    def find(name: str, file: str) -> tuple[str, str] | None:
-        beside = [os.path.dirname(file)] if source.folder and file else []
+    def find(name: str, by: str) -> tuple[str, str] | None:
+        beside = [os.path.dirname(by)] if source.folder and by else []
         for folder in (*beside, *folders):
             path = os.path.join(folder, name)
             if os.path.isfile(path):
-                with open(path, encoding="utf-8", errors="surrogateescape", newline="") as opened:
-                    return path, opened.read()
+                with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+                    return path, file.read()
         return None
 
     return find

@@ -96,12 +96,13 @@ def include_folders(root: str | Path) -> tuple[str, ...]:
 def _directives() -> re.Pattern:
     """`#include "x.h"`, `# import <x.h>`, `%:include X_HEADER`, read as compilers do.
 
-    Comments and continued lines may stand in between. The groups are the name, quoted or bracketed,
-    of a macro none.
+    Comments and continued lines may stand in between, and a mark of bytes' order begin a file. The
+    groups are the name, quoted or bracketed, of a macro none.
     """
     gap = rb"(?:[ \t]|\\\r?\n|/\*.*?\*/)*"
     return re.compile(
-        rb"^%b(?:#|%%:|\?\?=)%b(?:include|import|include_next|embed)\b%b" % (gap, gap, gap)
+        rb"^(?:\xef\xbb\xbf)?%b(?:#|%%:|\?\?=)%b(?:include|import|include_next|embed)\b%b"
+        % (gap, gap, gap)
         + rb'(?:"([^"\n]+)"|<([^>\n]+)>|[^\n]*)',
         re.MULTILINE | re.DOTALL,
     )
