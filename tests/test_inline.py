@@ -871,3 +871,47 @@ except loader.BuildError as error:
     before = shared.compiled()
     passes(shared, code, TORCH_CUDA_ARCH_LIST="9.0")
     assert shared.compiled() - before == 2
+
+
+def test_what_flags_and_macros_name_counts_as_sources_do(shared, tmp_path):
+    code = f"""
+import os, pathlib, subprocess, loader
+here = pathlib.Path({str(tmp_path)!r})
+def archive(number):
+    (here / "g.cpp").write_text(f"int g() {{{{ return {{number}}; }}}}")
+    subprocess.run(["c++", "-fPIC", "-c", here / "g.cpp", "-o", here / "g.o"], check=True)
+    (here / "libg.a").unlink(missing_ok=True)
+    subprocess.run(["ar", "rcs", here / "libg.a", here / "g.o"], check=True)
+(here / "in").mkdir()
+change = {{
+    "archive": archive,
+    "response": lambda n: (here / "words").write_text(f"-DIN_WORDS={{n}}"),
+    "forced": lambda n: (here / "c.h").write_text(f"#define FORCED {{n}}"),
+    "found": lambda n: (here / "in/d.h").write_text(f"#define FOUND {{n}}"),
+    "by a macro": lambda n: (here / "in/e.h").write_text(f"#define BY_MACRO {{n}}"),
+    "bytes": lambda n: (here / "bytes").write_text(str(n)),
+}}
+SOURCE = '''
+#include <d.h>
+#define ITS_NAME "e.h"
+#include ITS_NAME
+asm(".section .rodata\\\\nbytes: .incbin \\\\"''' + str(here / "bytes") + '''\\\\"\\\\n.previous");
+extern "C" __attribute__((visibility("hidden"))) const char bytes[];
+int g();
+int f() {{ return ((((g() * 10 + IN_WORDS) * 10 + FORCED) * 10 + FOUND) * 10 + BY_MACRO) * 10 + bytes[0] - '0'; }}
+'''
+def now():
+    cflags = [f"@{{here}}/words", "-include", f"{{here}}/c.h", f"-I{{here}}/in"]
+    return loader.load_inline(
+        "flags", SOURCE, functions=["f"], extra_cflags=cflags, extra_ldflags=[f"-L{{here}}", "-lg"]
+    ).f()
+for make in change.values():
+    make(1)
+expected = [1] * 6
+assert now() == 111111
+for i, make in enumerate(change.values()):
+    make(2)
+    expected[i] = 2
+    assert now() == int("".join(map(str, expected))), (i, now())
+"""
+    passes(shared, code)

@@ -1,5 +1,6 @@
 """All that an extension's library depends on: what its key is a digest of."""
 
+import hashlib
 import json
 import os
 import re
@@ -14,7 +15,9 @@ from ..cache.key import FORMAT
 from ..errors import cxx
 from ..machine import toolchain as tools
 from ..machine.sources import HOME, Sources
+from . import reads
 from .arguments import Extension, Source
+from .flags import argv
 from .mending import mends_wanted
 
 
@@ -40,20 +43,53 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
         "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
         "asked": asked,
     }
+    if named := named_files(extension, toolchain):
+        facts["named"] = named
     return json.loads(json.dumps(facts | mends_wanted()))
 
 
 def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
-    """Return SHA-256 of the sources, of the headers that they reach, and of our own binding."""
-    known = os.path.dirname(torch.__file__)  # torch's own headers go by its version
-    folders = [folder for folder in extension.include_paths if not folder.startswith(known)]
+    """Return SHA-256 of the sources, of the headers that they reach, and of our own binding.
+
+    Where one is included by a macro, of all headers of the user's own.
+    """
+    named, forced = reads.headers(_words((*extension.cflags, *extension.cuda_cflags)))
+    folders = [f for f in (*extension.include_paths, *named) if not _by_version(f, toolchain)]
     texts = {os.path.join("/", source.name): source.content for source in extension.sources}
     sources = Sources(Path("/"), (*folders, *toolchain.header_folders), texts)
     found: dict[str, str] = {}
-    for path in texts:
+    for path in (*texts, *forced):
         found |= sources.closure(path)
+    if any(None in sources.foreign(path) for path in (*texts, *forced)):
+        beside = [source.folder for source in extension.sources if source.folder]
+        for path in reads.headers_below([*beside, *folders]):
+            found |= sources.closure(path)
     binding = str(HOME / "include" / "inline_binding.h")
     return dict(sorted(found.items())) | {"inline_binding.h": sources.closure(binding)[binding]}
+
+
+def named_files(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
+    """Return SHA-256 of what flags have the compilers and the linker read beside headers."""
+    environment = os.environ.get("LIBRARY_PATH", "")
+    links = argv(extension.ldflags) if environment else _words(extension.ldflags)
+    words = [*_words((*extension.cflags, *extension.cuda_cflags)), *links]
+    paths = {*reads.files(words), *reads.archives(links, environment)}
+    return {
+        path: hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        for path in sorted(paths)
+        if not _by_version(path, toolchain)
+    }
+
+
+def _words(flags: tuple[str, ...]) -> list[str]:
+    """Flags as arguments, where one may have a whole path."""
+    return argv(flags) if any("/" in flag for flag in flags) else []
+
+
+def _by_version(path: str, toolchain: tools.Toolchain) -> bool:
+    """True for what is torch's, Python's or CUDA's, whose versions count."""
+    whose = [os.path.dirname(torch.__file__), sysconfig.get_path("include"), toolchain.cuda_home]
+    return any(f"{path}/".startswith(f"{folder}/") for folder in whose if folder)
 
 
 Find = Callable[[str, str], tuple[str, str] | None]

@@ -29,14 +29,12 @@ from ..errors.problem import as_text
 from ..machine import files
 from ..machine import toolchain as tools
 from ..machine.sources import Sources
+from . import reads
 from .arguments import Extension, Source
 from .flags import argv, beside
 from .load import caches
 from .mending import Mending, left_after, mends_wanted, warn
 
-# Options with a path, which torch's compilers read from the folder that the objects go to.
-_PATH = r"(-I|-isystem|-iquote|-idirafter|-include|-imacros|-B|--sysroot|-L)(=?)(.*)"
-_FOLDERS = ("-I", "-isystem", "-iquote", "-idirafter")
 # Words that have a compiler read a file whose content no digest would see.
 _UNSEEN = re.compile(
     r"@|-specs=|-fplugin|-f(?:profile-use|auto-profile)|-fsanitize-\w+list=|-include-pch|-optf"
@@ -234,7 +232,7 @@ class ObjectRecipe:
     def _files(self) -> tuple[dict[str, str], bool]:
         """Return SHA-256 of all that is read and not the toolchain's; False if some is unknown."""
         known, self._known = self._known, None  # the next time it is to be read anew
-        folders, forced = _reads(self._words)
+        folders, forced = reads.headers(self._words)
         theirs = [os.path.dirname(torch.__file__), sysconfig.get_path("include")]
         theirs += filter(None, [self._toolchain.cuda_home])
         folders = [f for f in folders if not f"{f}/".startswith(tuple(f"{t}/" for t in theirs))]
@@ -254,7 +252,7 @@ def _absolute(words: Sequence[str], place: str) -> list[str]:
     """Return a compiler's words with paths made absolute that count from `place`."""
     found, is_path = [], False
     for word in words:
-        option = re.fullmatch(_PATH, word)
+        option = re.fullmatch(reads.PATH, word)
         if is_path:
             found.append(_there(word, place))
         elif option and option[3]:
@@ -269,14 +267,3 @@ def _there(path: str, place: str) -> str:
     """A path as seen from `place`; a name alone is looked for among the headers too."""
     there = os.path.normpath(os.path.join(place, path))
     return there if os.path.exists(there) else path
-
-
-def _reads(command: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the folders of headers in a command, and the headers that it includes by itself."""
-    found: dict[str, list[str]] = {}
-    for word, after in zip(command, [*command[1:], ""], strict=True):
-        if option := re.fullmatch(_PATH, word):
-            found.setdefault(option[1], []).append(option[3] or after)
-    folders = [path for option in _FOLDERS for path in found.get(option, [])]
-    named = [*found.get("-include", []), *found.get("-imacros", [])]
-    return folders, [os.path.join(at, name) for name in named for at in ("/", *folders)]

@@ -109,11 +109,14 @@ def _directives() -> re.Pattern:
 
 
 def included(content: bytes) -> tuple[str | None, ...]:
-    """The names that a source includes; None for each that a macro gives."""
-    if not any(word in content for word in (b"include", b"import", b"embed")):
+    """The names that a source includes, an assembler's too; None for each that a macro gives."""
+    if not any(word in content for word in (b"include", b"import", b"embed", b".incbin")):
         return ()  # its pattern takes a millisecond to compile
     found = _directives().findall(content)
-    return tuple(os.fsdecode(quoted or bracketed) or None for quoted, bracketed in found)
+    names = [os.fsdecode(quoted or bracketed) or None for quoted, bracketed in found]
+    if b".incbin" in content:
+        names += map(os.fsdecode, re.findall(rb'\.incbin\s+\\?"([^"\\\n]+)', content))
+    return tuple(names)
 
 
 class Sources:
