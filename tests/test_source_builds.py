@@ -109,6 +109,15 @@ def test_one_build_for_each_set_of_constants(monkeypatch, tmp_path):
     assert make(options=["--use_fast_math"]) == 5
     (tmp_path / "mine.h").write_text("#define MINE 2\n")
     assert (make(), make(arch="8.0")) == (6, 7)
+    (tmp_path / "mine.h").write_text('#define ITS "its.h"\n#include ITS\n')
+    forced = {"options": [f"-I{tmp_path}/more", "-include", "more.h"]}
+    (tmp_path / "more").mkdir()
+    for number in (1, 2):  # by a macro; by options
+        (tmp_path / "its.h").write_text(f"#define MINE {number}\n")
+        assert (make(), make()) == (7 + number, 7 + number)
+    for number in (1, 2):
+        (tmp_path / "more/more.h").write_text(f"#define MORE {number}\n")
+        assert (make(**forced), make(**forced)) == (9 + number, 9 + number)
 
 
 def test_a_damaged_build_is_made_anew(monkeypatch, cache):

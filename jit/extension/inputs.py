@@ -13,9 +13,9 @@ import torch
 
 from ..cache.key import FORMAT
 from ..errors import cxx
+from ..machine import reads
 from ..machine import toolchain as tools
 from ..machine.sources import HOME, Sources
-from . import reads
 from .arguments import Extension, Source
 from .flags import argv
 from .mending import mends_wanted

@@ -26,10 +26,9 @@ from ..cache.store import Store
 from ..errors import BuildError, joined
 from ..errors.diagnose import find_problems
 from ..errors.problem import as_text
-from ..machine import files
+from ..machine import files, reads
 from ..machine import toolchain as tools
 from ..machine.sources import Sources
-from . import reads
 from .arguments import Extension, Source
 from .flags import argv, beside
 from .load import caches

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..cache.key import key as key_of
 from ..cache.store import Store
 from ..errors import BuildError, CacheError
-from ..machine import settings, toolchain
+from ..machine import reads, settings, toolchain
 from ..machine.forks import Lock
 from ..machine.sources import HOME, Sources
 from . import constants, nvrtc
@@ -107,10 +107,14 @@ class SourceRecipe:
             compiler = nvrtc.identity(nvrtc.header_folders(tools.cuda_home))
             options, own = [*nvrtc.OPTIONS, *self.options], [nvrtc.PRELUDE]
         texts = {nvrtc.FILE: self.source.encode(errors="surrogatepass")}
-        files = Sources(HOME, (*self.folders, *(tools.header_folders if cpu else ())), texts)
-        digests = files.closure(nvrtc.FILE)
-        for path in own:
+        named, forced = reads.headers([] if cpu else self.options)
+        folders = *self.folders, *named, *(tools.header_folders if cpu else ())
+        files, digests = Sources(HOME, folders, texts), dict[str, str]()
+        for path in (nvrtc.FILE, *forced, *own):
             digests |= files.closure(path)
+        if None in files.foreign(nvrtc.FILE):  # by a macro, which may name any
+            for path in reads.headers_below([*self.folders, *named]):
+                digests |= files.closure(path)
         return {
             "unit": self.unit,
             "format": _FORMAT,

@@ -6,8 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 # Options with a path, which torch's compilers read from the folder that the objects go to.
-PATH = r"(-I|-isystem|-iquote|-idirafter|-include|-imacros|-B|--sysroot|-L)(=?)(.*)"
-_FOLDERS = ("-I", "-isystem", "-iquote", "-idirafter")
+PATH = (
+    r"(-I|-isystem|-iquote|-idirafter|--include-path|-include|--pre-include|-imacros|-B|--sysroot|-L)"
+    r"(=?)(.*)"
+)
+_FOLDERS = ("-I", "-isystem", "-iquote", "-idirafter", "--include-path")
+_FORCED = ("-include", "--pre-include", "-imacros")
 _SHARED = re.compile(r"\.so(?:\.\d+)*$")  # read by what is linked only when that is loaded
 _HEADER = re.compile(r"\.(?:h|hh|hpp|hxx|cuh|inc|inl|ipp|tpp|tcc|def|cu|c|cc|cpp|cxx)$|^[^.]+$")
 
@@ -16,7 +20,7 @@ def headers(command: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the folders of headers in a command, and the headers that it includes by itself."""
     found = _paths(command)
     folders = [path for option in _FOLDERS for path in found.get(option, [])]
-    named = [*found.get("-include", []), *found.get("-imacros", [])]
+    named = [path for option in _FORCED for path in found.get(option, [])]
     return folders, [os.path.join(at, name) for name in named for at in ("/", *folders)]
 
 
