@@ -46,7 +46,8 @@ def keys(tmp_path):
 
     def compute(tools=TOOLCHAIN):
         (unit,) = units.discover(tmp_path).values()
-        return key.key(key.manifest(unit, tools, units.Sources(tmp_path)))
+        sources = units.Sources(tmp_path, named=tools.named_files)
+        return key.key(key.manifest(unit, tools, sources))
 
     return compute
 
@@ -70,6 +71,33 @@ def test_every_reachable_file_counts(keys, tmp_path, file):
     assert keys() != before
     path.write_text(text)
     assert keys() == before
+
+
+@pytest.mark.parametrize("flags", ["-include {}", "-imacros {}", "-specs={}", "@{}"])
+def test_a_file_that_flags_name_counts(keys, tmp_path, flags):
+    """And what that includes."""
+    (tmp_path / "forced").write_text('#include "its.h"\n')
+    (tmp_path / "its.h").write_text("// its\n")
+    words = tuple(flags.format(tmp_path / "forced").split())
+    for file in ("forced", "its.h"):
+        before = keys(TOOLCHAIN._replace(cflags=words))
+        (tmp_path / file).write_text(f"{(tmp_path / file).read_text()}// changed\n")
+        assert keys(TOOLCHAIN._replace(cflags=words)) != before
+
+
+def test_a_static_library_counts(keys, tmp_path):
+    (tmp_path / "libx.a").write_bytes(b"!<arch>\n")
+    by_path = {"ldflags": (f"{tmp_path}/libx.a",)}
+    by_name = {"ldflags": (f"-L{tmp_path}", "-lx")}
+    by_environment = {
+        "ldflags": ("-L/nowhere", "-lx"),
+        "environment": (f"LIBRARY_PATH={tmp_path}",),
+    }
+    for change in (by_path, by_name, by_environment):
+        before = keys(TOOLCHAIN._replace(**change))
+        with open(tmp_path / "libx.a", "ab") as library:
+            library.write(b"more")
+        assert keys(TOOLCHAIN._replace(**change)) != before
 
 
 def test_a_header_that_comes_to_stand_before_another_counts(keys, tmp_path):

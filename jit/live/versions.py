@@ -31,7 +31,8 @@ class Version:
 
 def sources_of(session: Session) -> Sources:
     """Return a session's sources, each to be read once from now on."""
-    return Sources(session.root, session.toolchain.header_folders)
+    tools = session.toolchain
+    return Sources(session.root, tools.header_folders, named=tools.named_files)
 
 
 class Operator:

@@ -124,13 +124,18 @@ class Sources:
 
     Headers are looked for beside the file that includes them, in `include_folders`, and in
     `folders`, the absolute ones that the user's flags and environment name. `texts` are sources
-    that are in no file, by the path that they would have.
+    that are in no file, by the path that they would have. `named` are files that each source
+    reaches, by flags.
     """
 
     def __init__(
-        self, root: Path, folders: tuple[str, ...] = (), texts: Mapping[str, bytes] | None = None
+        self,
+        root: Path,
+        folders: tuple[str, ...] = (),
+        texts: Mapping[str, bytes] | None = None,
+        named: tuple[str, ...] = (),
     ):
-        self._root, self._given = str(root), texts or {}
+        self._root, self._given, self._named = str(root), texts or {}, named
         self._folders = (*include_folders(root), *folders)
         self._read, self._reached = cache(self._read_file), cache(self._reach)
 
@@ -149,7 +154,7 @@ class Sources:
     def _reach(self, source: str) -> tuple[dict[str, str], set[str | None]]:
         found: dict[str, str] = {}
         foreign: set[str | None] = set()
-        pending = [source]
+        pending = [source, *self._named]
         while pending:
             path = pending.pop()
             digest, includes = self._read(path)

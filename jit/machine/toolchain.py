@@ -79,6 +79,20 @@ class Toolchain(_Facts):
                 found += [flag[1] or after] if flag else []
         return tuple(os.path.abspath(folder) for folder in found if folder)
 
+    @cached_property
+    def named_files(self) -> tuple[str, ...]:
+        """What the user's flags have the compilers and the linker read: see reads.py."""
+        environment = dict(fact.split("=", 1) for fact in self.environment)
+        words = [*self.cflags, *self.ldflags]
+        for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+            words += environment.get(name, "").split()
+        if not any("/" in word for word in words):
+            return ()
+        from . import reads
+
+        archives = reads.archives(self.ldflags, environment.get("LIBRARY_PATH", ""))
+        return tuple(dict.fromkeys([*reads.files(words), *archives]))
+
     def command(self, variable: str) -> list[str]:
         """Return the command that `CXX` or `PYTORCH_NVCC` gives, or the usual one, as words."""
         return command(variable, self.cuda_home)

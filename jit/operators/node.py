@@ -187,7 +187,7 @@ def _found() -> Path | None:
     """The library in the store for this torch, Python and machine; None where there is none."""
     tools = _toolchain()
     with contextlib.suppress(OSError, BuildError):
-        sources = Sources(HOME, tools.header_folders)
+        sources = Sources(HOME, tools.header_folders, named=tools.named_files)
         inputs = key.manifest(UNIT, tools, sources)
         made = session.SESSIONS[0].store.serving(UNIT, inputs, tools, sources)
         return _held(key.key(made)) if made else None

@@ -170,7 +170,8 @@ class OperatorRecipe:
         )
 
     def _read(self) -> Sources:
-        return Sources(self._unit.root, self._toolchain.header_folders)
+        tools = self._toolchain
+        return Sources(self._unit.root, tools.header_folders, named=tools.named_files)
 
 
 def _variant(level: int) -> str:

@@ -107,7 +107,8 @@ class Session:
         """Work out the keys of these units' libraries; the manifests of those the store lacks."""
         from ..cache import key
 
-        sources = units.Sources(self.root, self.toolchain.header_folders)
+        tools = self.toolchain
+        sources = units.Sources(self.root, tools.header_folders, named=tools.named_files)
         missing, paths = {}, set()
         for name in names:
             with self.receipt.time(name, "hash"):
