@@ -98,7 +98,7 @@ def test_a_source_that_is_no_text(source, kind, message):
     assert message in str(error.value)
 
 
-def test_a_mark_of_bytes_order_is_no_part_of_the_source():
+def test_a_byte_order_mark_is_no_part_of_the_source():
     marked = '\ufeffextern "C" __global__ void fill(float* x) { x[threadIdx.x] = 1; }'
     fill, x = loader.source_module(marked, device="cpu").get_function("fill"), torch.zeros(3)
     fill(x, grid=1, block=3)

@@ -18,8 +18,8 @@ struct Lut3dRates {
     double shared = 8, shared_entry = 150, shared_pixel[2] = {6, 7};
     int32_t shared_least = 8;
     // Where only a channel fits: from how many million pixels on a look at them pays; and lines of
-    // the table that 32 neighbouring pixels meet, up to which the L1 cache is as quick. (Four
-    // corners it takes at noise alone for longer: their lines then no longer stay in it.)
+    // the table that 32 neighbouring pixels meet, up to which the L1 cache is as quick. (Of
+    // four corners it is slower for noise alone, whose lines do not stay in it.)
     double looked_at = 2;
     float few_lines[2] = {16, 31.5f};
 };

@@ -9,9 +9,7 @@ from itertools import islice
 
 # Through which a call of torch's own `load_inline` comes; see torchs.py.
 _BETWEEN = "torch.utils.cpp_extension", f"{__package__}.torchs"
-
-
-_MARK = "\ufeff"  # of the order of bytes, by which some editors begin a file
+_BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file by it
 
 
 @dataclass(frozen=True)
@@ -25,13 +23,13 @@ class Source:
 
     @classmethod
     def of_file(cls, path: str, content: bytes, cuda: bool) -> "Source":
-        """A file as it was read; without its mark, in front of which there will be more."""
-        text = content.decode(errors="surrogateescape").removeprefix(_MARK)
+        """A file as it was read, without a byte order mark: there will be more in front of it."""
+        text = content.decode(errors="surrogateescape").removeprefix(_BYTE_ORDER_MARK)
         return cls(path, text, cuda, os.path.dirname(path))
 
     @property
     def content(self) -> bytes:
-        """The text as it is on disk, but for the mark."""
+        """The text as it is on disk, but for a byte order mark."""
         return self.text.encode(errors="surrogateescape")
 
 
@@ -178,7 +176,7 @@ def _strings(argument: str, value: object) -> list[str]:
             raise ValueError(
                 f"{call} is no text that can be encoded: {error.reason} at character {error.start}"
             ) from None
-    return [text.removeprefix(_MARK) for text in given]
+    return [text.removeprefix(_BYTE_ORDER_MARK) for text in given]
 
 
 def _functions(functions: object) -> dict[str, str] | None:

@@ -20,7 +20,7 @@ from ..machine.sources import HOME
 from ..machine.toolchain import Toolchain
 from .arguments import Extension, Source
 from .flags import argv, beside
-from .inputs import headers, named_files
+from .inputs import headers
 from .levels import CUDA_HEADERS, UMBRELLAS, Level, binding, include_lines
 from .names import Names, macros_of, names_of
 from .precompiled import Precompiled
@@ -163,7 +163,6 @@ class Compilers:
 
     def _made_of(self, text_digest: str) -> dict[str, str]:
         found = headers(self._extension, self._toolchain)
-        found |= named_files(self._extension, self._toolchain)
         own = {os.path.join("/", source.name) for source in self._extension.sources}
         made_of = {path: digest for path, digest in found.items() if path not in own}
         return made_of | {"": text_digest}

@@ -158,12 +158,12 @@ def _in_callers_words(extension: Extension, problems: list[Problem]) -> list[Pro
 
     def bound(text: str) -> str:
         """Of what is wrong with a line of the binding; it has one for each function."""
-        if several := _SEVERAL.search(text):
-            first = 3 if several[2] else 2  # of the lines
-            name = list(extension.functions or ())[int(several[1]) - first]
+        several, names = _SEVERAL.search(text), list(extension.functions or ())
+        at = int(several[1]) - (3 if several[2] else 2) if several else -1  # behind its first lines
+        if 0 <= at < len(names):
             return (
-                f"functions: {name!r} is a template or has overloads, of which its name chooses "
-                "none: name a function that calls the one that is meant"
+                f"functions: {names[at]!r} is a template or has overloads, of which its name "
+                "chooses none: name a function that calls the one that is meant"
             )
         return re.sub(r"(?m)^functions\.cpp:\d+(?::\d+)?:", "functions:", text)
 

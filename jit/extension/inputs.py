@@ -43,24 +43,27 @@ def manifest(extension: Extension, toolchain: tools.Toolchain) -> dict:
         "python": [sysconfig.get_config_var("SOABI"), sysconfig.get_path("include")],
         "asked": asked,
     }
-    if named := named_files(extension, toolchain):
-        facts["named"] = named
+    if linked := linked_files(extension, toolchain):
+        facts["linked"] = linked
     return json.loads(json.dumps(facts | mends_wanted()))
 
 
 def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
     """Return SHA-256 of the sources, of the headers that they reach, and of our own binding.
 
-    Where one is included by a macro, of all headers of the user's own.
+    Of other files that flags have the compilers read, too, and where a header is included by a
+    macro, of all that are the user's own.
     """
-    named, forced = reads.headers(_words((*extension.cflags, *extension.cuda_cflags)))
-    folders = [f for f in (*extension.include_paths, *named) if not _by_version(f, toolchain)]
+    words = _words((*extension.cflags, *extension.cuda_cflags))
+    searched, forced = reads.headers(words)
+    folders = [f for f in (*extension.include_paths, *searched) if not by_version(f, toolchain)]
     texts = {os.path.join("/", source.name): source.content for source in extension.sources}
     sources = Sources(Path("/"), (*folders, *toolchain.header_folders), texts)
-    found: dict[str, str] = {}
-    for path in (*texts, *forced):
+    named = [path for path in (*forced, *reads.files(words)) if not by_version(path, toolchain)]
+    paths, found = [*texts, *named], dict[str, str]()
+    for path in paths:
         found |= sources.closure(path)
-    if any(None in sources.foreign(path) for path in (*texts, *forced)):
+    if any(None in sources.foreign(path) for path in paths):
         beside = [source.folder for source in extension.sources if source.folder]
         for path in reads.headers_below([*beside, *folders]):
             found |= sources.closure(path)
@@ -68,16 +71,14 @@ def headers(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
     return dict(sorted(found.items())) | {"inline_binding.h": sources.closure(binding)[binding]}
 
 
-def named_files(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
-    """Return SHA-256 of what flags have the compilers and the linker read beside headers."""
+def linked_files(extension: Extension, toolchain: tools.Toolchain) -> dict[str, str]:
+    """Return SHA-256 of what flags have the linker read: static libraries, objects, scripts."""
     environment = os.environ.get("LIBRARY_PATH", "")
-    links = argv(extension.ldflags) if environment else _words(extension.ldflags)
-    words = [*_words((*extension.cflags, *extension.cuda_cflags)), *links]
-    paths = {*reads.files(words), *reads.archives(links, environment)}
+    words = argv(extension.ldflags) if environment else _words(extension.ldflags)
     return {
         path: hashlib.sha256(Path(path).read_bytes()).hexdigest()
-        for path in sorted(paths)
-        if not _by_version(path, toolchain)
+        for path in sorted({*reads.files(words), *reads.archives(words, environment)})
+        if not by_version(path, toolchain)
     }
 
 
@@ -86,7 +87,7 @@ def _words(flags: tuple[str, ...]) -> list[str]:
     return argv(flags) if any("/" in flag for flag in flags) else []
 
 
-def _by_version(path: str, toolchain: tools.Toolchain) -> bool:
+def by_version(path: str, toolchain: tools.Toolchain) -> bool:
     """True for what is torch's, Python's or CUDA's, whose versions count."""
     whose = [os.path.dirname(torch.__file__), sysconfig.get_path("include"), toolchain.cuda_home]
     return any(f"{path}/".startswith(f"{folder}/") for folder in whose if folder)

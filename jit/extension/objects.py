@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from ..build import engine, flags
 from ..build.batch import Batch
 from ..build.progress import Quiet, say
@@ -31,6 +29,7 @@ from ..machine import toolchain as tools
 from ..machine.sources import Sources
 from .arguments import Extension, Source
 from .flags import argv, beside
+from .inputs import by_version
 from .load import caches
 from .mending import Mending, left_after, mends_wanted, warn
 
@@ -232,9 +231,7 @@ class ObjectRecipe:
         """Return SHA-256 of all that is read and not the toolchain's; False if some is unknown."""
         known, self._known = self._known, None  # the next time it is to be read anew
         folders, forced = reads.headers(self._words)
-        theirs = [os.path.dirname(torch.__file__), sysconfig.get_path("include")]
-        theirs += filter(None, [self._toolchain.cuda_home])
-        folders = [f for f in folders if not f"{f}/".startswith(tuple(f"{t}/" for t in theirs))]
+        folders = [f for f in folders if not by_version(f, self._toolchain)]
         given = (*folders, *self._toolchain.header_folders)
         sources = (known or {}).get(given) or Sources(Path("/"), given)
         if known is not None:

@@ -96,7 +96,7 @@ def include_folders(root: str | Path) -> tuple[str, ...]:
 def _directives() -> re.Pattern:
     """`#include "x.h"`, `# import <x.h>`, `%:include X_HEADER`, read as compilers do.
 
-    Comments and continued lines may stand in between, and a mark of bytes' order begin a file. The
+    Comments and continued lines may stand in between, and a byte order mark begin a file. The
     groups are the name, quoted or bracketed, of a macro none.
     """
     gap = rb"(?:[ \t]|\\\r?\n|/\*.*?\*/)*"
@@ -110,6 +110,8 @@ def _directives() -> re.Pattern:
 
 def included(content: bytes) -> tuple[str | None, ...]:
     """The names that a source includes, an assembler's too; None for each that a macro gives."""
+    if content.startswith((b"!<arch>\n", b"\x7fELF")):
+        return ()  # a static library or an object, which a linker reads
     if not any(word in content for word in (b"include", b"import", b"embed", b".incbin")):
         return ()  # its pattern takes a millisecond to compile
     found = _directives().findall(content)

@@ -86,11 +86,12 @@ class Toolchain(_Facts):
         words = [*self.cflags, *self.ldflags]
         for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
             words += environment.get(name, "").split()
-        if not any("/" in word for word in words):
+        library_path = environment.get("LIBRARY_PATH", "") if self.ldflags else ""
+        if not any("/" in word for word in (*words, library_path)):
             return ()
         from . import reads
 
-        archives = reads.archives(self.ldflags, environment.get("LIBRARY_PATH", ""))
+        archives = reads.archives(self.ldflags, library_path)
         return tuple(dict.fromkeys([*reads.files(words), *archives]))
 
     def command(self, variable: str) -> list[str]:

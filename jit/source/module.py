@@ -67,7 +67,7 @@ def source_module(
     is_cell = caller is magic.__code__
     place = _cell_place if is_cell else functools.partial(locate_in, source, caller.co_filename)
     macros, target = _constants.definitions(constants), _target(device, arch)
-    source = source.removeprefix("\ufeff")  # by which some editors begin a file
+    source = source.removeprefix("\ufeff")  # a byte order mark
     return SourceModule(SourceRecipe(source, macros, [*map(str, options)], folders, place, target))
 
 
