@@ -365,6 +365,32 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert checkout.compiled() == 2
 
 
+@pytest.mark.parametrize(
+    ("module", "use"),
+    [("jit.cache.store", "square"), ("ops.square", "square"), ("nn", "nn.Convolve2d")],
+)
+def test_a_fork_while_another_thread_imports(built, module, use):
+    """The child would find the module locked by a thread that it has not."""
+    path = built.root / f"{module.replace('.', '/')}.py"
+    path.write_text(
+        path.read_text().replace("\nimport ", "\nimport time; time.sleep(1)\nimport ", 1)
+    )
+    code = f"""
+import os, sys, threading, time, torch, loader
+thread = threading.Thread(target=lambda: loader.{use})
+thread.start()
+while "loader.{module}" not in sys.modules:
+    time.sleep(0.01)
+assert thread.is_alive()
+if (pid := os.fork()) == 0:
+    os._exit(7 if loader.{use} else 1)
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+    done = ended(built.start(code, LOADER_BUILD="lazy"), timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_two_checkouts_share_a_cache(tmp_path):
     """Equal sources share an entry; others get one of their own; neither sees the other's edits."""
     one = Checkout(tmp_path / "one", only="square")

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 from loader.jit.machine import child, files, toolchain
-from loader.jit.machine.forks import Lock
+from loader.jit.machine.forks import Lock, cached_property
 
 
 def test_a_file_is_seen_whole_while_it_is_written(tmp_path):
@@ -73,6 +73,35 @@ def test_a_forked_child_takes_a_lock_that_a_thread_of_its_parent_holds():
     assert os.waitstatus_to_exitcode(status) == 7
     with lock, lock:  # it is reentrant, and the parent's works on
         pass
+
+
+def test_a_forked_child_works_out_a_property_that_a_thread_of_its_parent_is_at():
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        @cached_property
+        def value(self):
+            """What it is."""
+            begun.set()
+            go_on.wait(60)
+            return object()
+
+    slow = Slow()
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    begun.wait()
+    pid = os.fork()
+    if pid == 0:
+        go_on.set()
+        taker = threading.Thread(target=lambda: Slow().value and os._exit(7), daemon=True)
+        taker.start()
+        taker.join(20)
+        os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert slow.value is slow.value and Slow.value.__doc__ == "What it is."
 
 
 def test_no_fork_falls_into_the_start_of_a_program():

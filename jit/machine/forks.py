@@ -1,7 +1,18 @@
 """Locks and forks: a forked child has none of the threads that held its parent's locks."""
 
 import os
+import sys
 import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T")
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OURS = tuple(os.path.join(_HOME, name) for name in ("jit/", "ops/", "loader.py", "__init__.py"))
+_LONGEST = 10.0  # seconds that a fork waits for what other threads import
+_SHORT = 0.001
 
 
 class Lock:
@@ -27,3 +38,56 @@ class Lock:
     def __exit__(self, *exception: object) -> None:
         """Give it back."""
         self._lock.release()
+
+
+class cached_property(Generic[_T]):
+    """That of functools as it is from Python 3.12 on: no lock is held while `get` runs.
+
+    Before, all instances share one, and a child forked meanwhile could never get the value.
+    """
+
+    def __init__(self, get: Callable[[Any], _T]):
+        self._get, self.__doc__ = get, get.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Note under which name an instance keeps it."""
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Work it out once; an instance that has it does not ask again."""
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._get(instance)
+        return value
+
+
+def _imports_for_us(frame: FrameType | None) -> bool:
+    """True if a thread, which is at `frame`, imports something for one of our functions."""
+    importing = False
+    while frame:
+        file = frame.f_code.co_filename
+        if file.startswith("<frozen importlib"):
+            importing = True
+        elif importing and file.startswith(_OURS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _let_imports_end() -> None:
+    """Wait until no other thread imports anything for us.
+
+    A child finds a module that was being imported locked by a thread that it has not, and would
+    wait for ever. Modules come in at first use here, so any thread may be importing.
+    """
+    end = time.monotonic() + _LONGEST
+    while len(frames := sys._current_frames()) > 1 and time.monotonic() < end:
+        time.sleep(0)  # from here on nobody else runs for some milliseconds
+        frames = sys._current_frames()
+        del frames[threading.get_ident()]
+        if not any(map(_imports_for_us, frames.values())):
+            return
+        time.sleep(_SHORT)
+
+
+os.register_at_fork(before=_let_imports_end)

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import sys
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from . import gpus, settings
+from .forks import cached_property
 
 # Flags of the user's for the host compiler and the linker. They come before ours, which win.
 FLAGS = ["CPPFLAGS", "CFLAGS", "CXXFLAGS"]

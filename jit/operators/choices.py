@@ -9,7 +9,6 @@ import ctypes
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors.table import Table
+from ..machine.forks import Lock
 from . import session
 
 _TAKES = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -56,7 +56,7 @@ class Listeners:
     def __init__(self) -> None:
         self._hear: list[Callable[[Choice], None]] = []
         self._callback = _TAKES(self._tell)  # libraries hold on to it
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._said: set[tuple[str, str, str]] = set()
 
     def _tell(self, line: bytes) -> None:

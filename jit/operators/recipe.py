@@ -6,7 +6,7 @@ link for each level; the store picks the one to open.
 
 import os
 from collections.abc import Iterable
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from ..build import flags
@@ -18,6 +18,7 @@ from ..errors import BuildError
 from ..errors.diagnose import find_problems
 from ..errors.problem import as_text
 from ..machine import levels
+from ..machine.forks import cached_property
 from ..machine.sources import HOME, Sources, Unit, is_rest, with_loops
 from ..machine.toolchain import NATIVE, ON_STABLE_ABI, Toolchain
 

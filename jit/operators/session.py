@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from ..cache import index
 from ..errors import BuildError, joined
 from ..machine import settings, toolchain
 from ..machine import sources as units
+from ..machine.forks import cached_property
 from . import rest, schemas
 
 if TYPE_CHECKING:  # which a warm import does without
