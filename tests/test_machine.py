@@ -136,6 +136,36 @@ print(found)
     assert done.stdout == f"{[0] * 100}\n", done.stdout + done.stderr
 
 
+def test_how_a_program_ends_is_known_where_children_are_ignored(tmp_path):
+    """Python takes each for a success then; what a server ignores, all that it starts ignore."""
+    code = f"""
+import os, signal, sys, types
+sys.modules["loader"] = types.ModuleType("loader")
+sys.modules["loader"].__path__ = [{str(ROOT)!r}]
+from loader.jit.machine import child
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+assert child.start(["true"]).wait() == 0
+assert child.start(["sh", "-c", "exit 7"]).wait() == 7
+assert child.start(["sh", "-c", "kill -11 $$"]).communicate() == (None, None)
+ended = child.start(["sh", "-c", "kill -11 $$"])
+assert ended.wait() == ended.wait() == -11
+told = child.start(["sh", "-c", "cat; exit 3"], stdin=-1, stdout=-1, text=True)
+assert told.communicate("words") == ("words", None) and told.returncode == 3
+killed = child.start(["sleep", "60"], start_new_session=True)
+os.killpg(killed.pid, signal.SIGKILL)
+assert killed.wait() == -9
+inner = "import signal; assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL"
+assert child.start([sys.executable, "-c", inner]).wait() == 0
+open({str(tmp_path / "no")!r}, "w").close()
+os.chmod({str(tmp_path / "no")!r}, 0o755)
+said = child.start([{str(tmp_path / "no")!r}], stderr=-1, text=True)
+assert "no: [Errno 8] Exec format error" in said.communicate()[1] and said.returncode == 127
+assert len(os.listdir("/proc/self/fd")) == 4, os.listdir("/proc/self/fd")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_program_starts_without_a_touch_of_the_filters_of_warnings(tmp_path, monkeypatch):
     """They are the process's, and builds start programs in threads of their own."""
     (tmp_path / "hello").write_text("#!/bin/sh\necho $0 $HELLO\n")

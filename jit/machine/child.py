@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,47 @@ if home:
     sys.modules["loader"].__path__ = [home]
 getattr(importlib.import_module(module), function)(*arguments)
 """
+
+
+# Of a process that ignores SIGCHLD: what stands between it and a program.
+_BETWEEN = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+tell, program, *words = sys.argv[1:]
+os.set_inheritable(int(tell), False)
+if (pid := os.fork()) == 0:
+    try:
+        os.execv(program, words)
+    except OSError as error:
+        print(f"{program}: {error}", file=sys.stderr, flush=True)
+    os._exit(127)
+os.write(int(tell), b"%d" % os.waitpid(pid, 0)[1])
+"""
+
+
+class _Told(subprocess.Popen):
+    """A program whose end is told through a pipe: the system does not, where SIGCHLD is ignored.
+
+    Popen then takes it for a success. A server may ignore it, and all that it starts inherit that.
+    """
+
+    def __init__(self, command: list[str], executable: str, pass_fds: Any = (), **options: Any):
+        self._telling: int | None
+        self._telling, tell = os.pipe()
+        words = [sys.executable, "-I", "-S", "-c", _BETWEEN, str(tell), executable, *command]
+        try:
+            super().__init__(words, pass_fds=[*pass_fds, tell], **options)
+        finally:
+            os.close(tell)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; how it ended, killed where nobody was left to tell."""
+        super().wait(timeout)
+        if self._telling is not None:
+            with open(self._telling, "rb") as telling:
+                told, self._telling = telling.read(), None
+            self.returncode = os.waitstatus_to_exitcode(int(told)) if told else -signal.SIGKILL
+        return self.returncode
 
 
 def command(function: str, *arguments: object, body: bool = True) -> list[str]:
@@ -54,9 +96,10 @@ def start(command: list[str], tries: int = 3, **options: Any) -> subprocess.Pope
     found = shutil.which(command[0], path=places)
     if found and os.path.isabs(found):
         options.setdefault("executable", found)
+    ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN and "executable" in options
     try:
         with _starting:
-            return subprocess.Popen(command, **options)
+            return (_Told if ignored else subprocess.Popen)(command, **options)
     except OSError as error:
         if error.errno not in _MOMENTARY or tries == 1:
             raise

@@ -8,6 +8,7 @@ import argparse
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     theirs = given[1:] if given[:1] == ["run"] and given[1:] not in (["-h"], ["--help"]) else []
     options, rest = parser.parse_known_args(given[: len(given) - len(theirs)])
     options.rest = rest + theirs  # of a benchmark or a program
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started this may ignore it
     if rest and options.command != "bench":
         parser.parse_args(given)
     if options.command != "run":

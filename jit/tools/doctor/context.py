@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...machine import settings, toolchain
+from ...machine.child import start
 
 TIMEOUT = 20  # seconds that a tool may take
 MOVE_CACHE = "set LOADER_CACHE_DIR to a folder of your own on a local disk"
@@ -67,7 +68,7 @@ def run(command: list[str], patience: int = 1, **environment: str) -> tuple[bool
     if _over.is_set():
         return False, "error: the doctor was interrupted"
     try:
-        with subprocess.Popen(
+        with start(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
