@@ -1,11 +1,12 @@
 """What a candidate's events say is held against the judge's own clock, on GPUs that others use too."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from loader.jit.judge import exhibits
+from loader.jit.judge import clock, exhibits
 from loader.jit.judge.asked import Asked, Crowded, Misused, Turn
 from loader.jit.judge.cases import Case
 from loader.jit.judge.clock import Round, believed, borne_out, in_time
@@ -153,6 +154,33 @@ def test_a_refusal_is_to_hold_each_time():
             believed(tried(*kinds), 12)
     with pytest.raises(Refused, match="of 11 calls 12 times"):
         believed(tried("honest"), 11)
+
+
+def test_on_a_cpu_each_side_comes_from_calls_of_nothing_to_its_own(monkeypatch):
+    """What it sees in those is no argument of its calls, and what counts are the reference's."""
+    reference, candidate = (SimpleNamespace(name=name, turn=None) for name in ("r", "c"))
+    contest = SimpleNamespace(
+        reference=reference, drawn=lambda *_: Case("timed", None, [torch.rand(64)])
+    )
+    orders, seconds = [], iter(range(100))
+
+    def together(who, calls, seeming, out):
+        orders.append([(asked.name, seems) for asked, seems in who])
+        used = [x.sort().values for x in calls.arguments()]
+        assert not any(torch.equal(x.sort().values, y) for x in seeming.arguments() for y in used)
+        return [Round(next(seconds), [], [], []) for _ in who], 0
+
+    monkeypatch.setattr(clock, "together", together)
+    sides = {"reference": reference, "candidate": candidate}
+    found = clock.take_turns(contest, contest.drawn(), 3, sides, [])
+    one, other = [("r", True), ("r", False)], [("c", True), ("c", False)]
+    assert orders == [other + one, one + other] * 3 + [other + one]
+    taken = {name: [int(each.seconds) for each in rounds] for name, rounds in found.items()}
+    assert taken == {
+        "overhead": [2, 4, 10, 12, 18, 20, 26],
+        "reference": [3, 5, 11, 13, 19, 21, 27],
+        "candidate": [1, 7, 9, 15, 17, 23, 25],
+    }
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ class Referee:
         if self.compiled:  # which compiles, and lets others have the GPU meanwhile
             try:
                 self.compiled.give(self.drawn("timed", 2))
-                self.compiled.ask("call", guarded=False, keep=False, seed=1)
+                self.compiled.ask("call", guarded=False, keep=True, seed=1)
                 self.compiled.turn = self.reference.turn
             except (Ended, Misused):  # which is not the candidate's fault
                 self.compiled = None

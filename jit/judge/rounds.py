@@ -65,19 +65,21 @@ class Calls(NamedTuple):
 
 def once(asked: Asked, calls: Calls, out: list[Tensor]) -> Round:
     """Have one process do all calls."""
-    return together([(asked, False)], calls, out)[0][0]
+    return together([(asked, False)], calls, calls, out)[0][0]
 
 
 def together(
-    who: Sequence[tuple[Asked, bool]], calls: Calls, out: list[Tensor]
+    who: Sequence[tuple[Asked, bool]], calls: Calls, seeming: Calls, out: list[Tensor]
 ) -> tuple[list[Round], int]:
     """Have each do all calls, one after the other, while no other judge has the GPU.
 
-    `who`: processes, and whether they only seem to call. All is laid out before that, and looked at
-    after it. Return their rounds, and of how many calls these have results.
+    `who`: processes, and whether they only seem to call, which they do with the arguments of
+    `seeming`. All is laid out before that, and looked at after it. Return their rounds, and of how
+    many calls these have results.
     """
     with contextlib.ExitStack() as stack:
-        batches = [(_OnGpu if asked.turn else _OnCpu)(asked, calls, out, no) for asked, no in who]
+        kind = _OnGpu if who[0][0].turn else _OnCpu
+        batches = [kind(asked, seeming if no else calls, out, no) for asked, no in who]
         for batch in batches:
             stack.callback(batch.close)
             batch.lay_out()

@@ -118,9 +118,10 @@ class Verdict:
         if data["failed"]:
             parts.append(f"({', '.join(data['failed'])})")
         if time := data.get("time"):
+            doubt = "" if time["resolved"] else " (not sure)"
             parts.append(
                 f"{milliseconds(time['candidate']['median_ms'])}, reference "
-                f"{milliseconds(time['reference']['median_ms'])}: {time['speedup']:.2f}x"
+                f"{milliseconds(time['reference']['median_ms'])}: {time['speedup']:.2f}x{doubt}"
             )
         parts.append(f"judged in {data['seconds']:.1f} s, {bytes_text(data['peak_memory'])}")
         return " ".join(parts)

@@ -220,7 +220,7 @@ class Witness:
     def _one(self, given: list[Tensor], empty: bool) -> list[Tensor]:
         assert self._form and self._form.function is not None
         if empty:
-            return self._kept[0]
+            return next(iter(self._kept), [])
         return self._results(self._form.function(*exhibits.unflatten(self._tree, given)))[1]
 
     def _results(self, result: Any) -> tuple[Any, list[Tensor]]:
