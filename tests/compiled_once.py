@@ -60,7 +60,9 @@ class Notes:
             for name in files
             if name.endswith((".h", ".cuh", ".hpp"))
         )
-        text = f"{facts}{tests.sub('@/', os.getcwd() + '/')}{others}\n".encode() + read(source)
+        text = f"{facts}{tests.sub('@/', os.getcwd() + '/')}{others}\n".encode(
+            errors="surrogateescape"
+        ) + read(source)
         self.folder = os.path.join(folder, hashlib.sha256(text).hexdigest())
 
     def _state(self, path: str) -> str:
@@ -122,7 +124,7 @@ def preprocessed(command: list[str], asked: str, draft: str) -> tuple[bytes, str
     done = subprocess.run([program, "-E", *flags, *words], capture_output=True, check=False)
     listed = ""
     with contextlib.suppress(FileNotFoundError):
-        listed = read(asked or draft).decode()
+        listed = read(asked or draft).decode(errors="surrogateescape")
         os.unlink(draft)
     return done.stdout, "" if done.returncode else listed
 
@@ -177,7 +179,7 @@ def main(program: str, words: list[str], quickly: bool = False) -> None:
     known, listed = notes.find()
     stored = known
     if known and asked:
-        write(asked, listed.encode())
+        write(asked, listed.encode(errors="surrogateescape"))
     if not known:
         text, listed = preprocessed([program, *rest], asked, draft)
         if not listed:
@@ -200,7 +202,7 @@ def main(program: str, words: list[str], quickly: bool = False) -> None:
                 sooner = preludes.first(program, sooner, source, notes.files(listed), about, tests)
         run = compiled(program, sooner, words)
         if asked:
-            write(asked, listed.encode())  # without what the prelude has
+            write(asked, listed.encode(errors="surrogateescape"))  # without what the prelude has
         sys.stdout.buffer.write(run.stdout)
         said = run.stdout.decode(errors="surrogateescape")
         states = notes.states(listed)

@@ -309,9 +309,11 @@ def test_a_damaged_library_is_built_again(shared):
     assert len(now) == len(content) and hashlib.sha256(now).hexdigest() == recorded
 
 
-def test_headers_of_files_are_part_of_the_key(shared, tmp_path):
-    (tmp_path / "value.h").write_text("#define VALUE 1\n")
-    source = tmp_path / "value.cpp"
+def test_headers_of_files_are_part_of_the_key(tmp_path):
+    folder = tmp_path / f"\"{os.fsdecode(bytes([255]))}\\n\n'"  # no UTF-8, and to be quoted for C++
+    folder.mkdir()
+    (folder / "value.h").write_text("#define VALUE 1\n")
+    source = folder / "value.cpp"
     source.write_text(
         '#include <Python.h>\n#include "value.h"\n'
         "static PyModuleDef def = {PyModuleDef_HEAD_INIT, NAME, 0, -1, 0, 0, 0, 0, 0};\n"
@@ -322,10 +324,16 @@ def test_headers_of_files_are_part_of_the_key(shared, tmp_path):
 import loader, pathlib
 ask = dict(name="value", sources={str(source)!r}, extra_cflags=["-DNAME='\\"a b; $(exit)\\"' -DMORE=2"])
 assert loader.load(**ask).value == 3
-pathlib.Path({str(tmp_path / "value.h")!r}).write_text("#define VALUE 5\\n")
+pathlib.Path({str(folder / "value.h")!r}).write_text("#define VALUE 5\\n")
 assert loader.load(**ask).value == 7
+pathlib.Path(ask["sources"]).open("a").write("int broken = no_such_thing;")
+try:
+    assert not loader.load(**ask)
+except loader.BuildError as error:
+    assert "value.cpp:6:14: error: " in str(error) and "no_such_thing" in str(error), error
+    assert "no_such_thing" in open(error.log, errors="replace").read()
 """
-    passes(shared, code)
+    passes(Checkout(tmp_path, only="none"), code)
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,14 @@ def test_no_name_path_or_flag_reaches_a_shell(tmp_path):
     assert not Path("canary").exists()
 
 
-def test_a_published_entry_is_private(store, library):
-    entry, _ = publish(store, library)
+def test_a_published_entry_is_private(tmp_path, library):
+    """Whatever the umask; servers set it to 0."""
+    before = os.umask(0)
+    try:
+        store = Store((tmp_path / "new",))
+        entry, _ = publish(store, library)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o755
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o700
     assert stat.S_IMODE(entry.stat().st_mode) == 0o700

@@ -200,7 +200,7 @@ class Workshop:
         """
         file = self.folder.parent / log
         try:
-            file.write_text("\n".join(self.said))
+            file.write_text("\n".join(self.said), errors="surrogateescape")
         except OSError:
             return BuildError(f"{name} could not be built:\n{causes}", name, **facts)
         text = f"{name} could not be built:\n{causes}\nThe whole output is in {file}"

@@ -207,9 +207,9 @@ def file_digest(path: Path) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder, and those above it, for this user alone, or check that it is."""
+    """Create a folder for this user alone, below others of the same, or check that it is."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from None

@@ -42,7 +42,7 @@ class Item:
             return ""
         opened = "".join(f"{scope}\n" for scope in self.scopes)
         closed = "\n}" * len(self.scopes)
-        return f'{opened}#line {self.line} "{self.file}"\n{text}{closed}\n'
+        return f"{opened}#line {self.line} {cxx.literal(self.file)}\n{text}{closed}\n"
 
 
 def unnamed(file: str, text: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..errors import cxx
 from ..errors.diagnose import find_problems
 from ..errors.problem import Problem
 from ..machine import files, settings
@@ -172,7 +173,7 @@ class Mending:
         text, headers = self._texts[source.name], self._headers[source.name]
         if headers:
             lines = "".join(f"#include <{header}>\n" for header in headers)
-            text = f'{lines}#line 1 "{source.name}"\n{text}'
+            text = f"{lines}#line 1 {cxx.literal(source.name)}\n{text}"
         return replace(source, text=text)
 
 

@@ -21,7 +21,7 @@ from ..build.progress import Quiet, say
 from ..build.workshop import CompileError, Workshop
 from ..cache.key import FORMAT
 from ..cache.store import Store
-from ..errors import BuildError, joined
+from ..errors import BuildError, cxx, joined
 from ..errors.diagnose import find_problems
 from ..errors.problem import as_text
 from ..machine import files, reads
@@ -223,7 +223,7 @@ class ObjectRecipe:
         """The command for a source as it was mended, which sees what the file sees."""
         (source,), cuda = extension.sources, self._command.cuda
         file = folder / f"mended{Path(self._source).suffix}"
-        files.write(file, f'#line 1 "{self._source}"\n{source.text}')
+        files.write(file, f"#line 1 {cxx.literal(self._source)}\n{source.text}")
         own = argv(extension.cuda_cflags if cuda else extension.cflags)
         return [*self._command.compiler, *beside(source.folder, cuda), *own, "-c", str(file)]
 

@@ -123,7 +123,7 @@ class ExtensionRecipe:
             if not extension.error_handling or extension.is_standalone:
                 ways = [way for way in ways if not way.own_binding]
             given = argv(extension.cuda_cflags if cuda else extension.cflags)
-            text = f'#line 1 "{source.name}"\n{source.text}\n'
+            text = f"#line 1 {cxx.literal(source.name)}\n{source.text}\n"
             task = Task(reached, cuda, given, text, functions)
             return [self._made(task, ways, "cuda " if cuda else "")]
         except CompileError as error:

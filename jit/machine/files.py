@@ -8,6 +8,16 @@ from pathlib import Path
 from typing import Any
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder, and those above it, where nobody else can write, whatever the umask.
+
+    Raises: OSError.
+    """
+    for each in (*reversed(folder.parents), folder):
+        if not each.exists():
+            each.mkdir(mode=0o755, exist_ok=True)
+
+
 def write(path: Path, content: str | bytes, mode: int | None = None) -> None:
     """Give a file its content in one step: a reader sees the old content or the new, whole.
 

@@ -41,7 +41,7 @@ def remembered_capabilities(there: list[str], file: Path) -> str:
     if not named or known != fingerprint:
         capable = ";".join(capabilities())
         with contextlib.suppress(OSError):  # a read-only cache: ask again next time
-            file.parent.mkdir(parents=True, exist_ok=True)
+            files.make_folder(file.parent)
         files.write_record(file, [fingerprint, capable])
     return capable
 
