@@ -86,6 +86,25 @@ def test_every_source_is_of_the_next_standard_too(ending, tmp_path):
     assert seen > 20
 
 
+def test_a_stream_that_can_only_be_written_to_will_do(checkout):
+    """As loggers put one in the place of stderr, without `isatty`."""
+    done = checkout.run(
+        """
+import sys, torch
+said = []
+class Log:
+    write, flush = said.append, lambda self: None
+sys.stdout = sys.stderr = Log()
+import loader
+assert loader.square(torch.ones(3)).tolist() == [1.0] * 3
+assert "loader: built 1 of 1 (square)" in "".join(said), said
+assert repr(loader.reload()) == "nothing changed"
+sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.cuda
 def test_a_build_without_cuda_says_what_to_install(checkout):
     (checkout.root / "kernels/square.cu").unlink()

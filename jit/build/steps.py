@@ -34,7 +34,7 @@ class Steps:
         self._begun = self._said = time.monotonic()
         self._guard, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
-        self.is_live = sys.stderr is not None and sys.stderr.isatty()
+        self.is_live = getattr(sys.stderr, "isatty", bool)()  # a logger's may have `write` alone
 
     def __enter__(self) -> "Steps":
         """Begin to tell."""

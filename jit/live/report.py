@@ -35,7 +35,11 @@ class Report:
     def __repr__(self) -> str:
         """Return what a terminal shows."""
         text = "\n\n".join("\n".join(map(str, parts)) for parts in self._parts()) or _NOTHING
-        return text if sys.stdout.isatty() else text.replace(_RED, "").replace(_END, "")
+        return (
+            text
+            if getattr(sys.stdout, "isatty", bool)()
+            else text.replace(_RED, "").replace(_END, "")
+        )
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
