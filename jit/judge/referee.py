@@ -333,16 +333,16 @@ class Referee:
 
     def _times(self) -> None:
         self._guarded, self._case = False, "the calls that are timed"
+        cpu = self._options.device == "cpu"  # whose cores are to be idle
         if self.compiled:  # which compiles, and lets others have the GPU meanwhile
             try:
                 self.compiled.give(self.drawn("timed", 2))
-                self.compiled.ask("call", guarded=False, keep=True, seed=1)
+                self.compiled.ask("call", guarded=False, keep=cpu, seed=1)
                 self.compiled.turn = self.reference.turn
             except (Ended, Misused):  # which is not the candidate's fault
                 self.compiled = None
         sides = self.candidate, self.reference, self.compiled
         contest = clock.Contest(*sides, self.drawn, self._options, self._allowed)
-        cpu = self._options.device == "cpu"  # whose cores are to be idle
         with self._turn if cpu else contextlib.nullcontext():  # a GPU's batches take turns
             taken = self.data["time"] = clock.race(contest)
         self._ledger.passed("timed_values")
