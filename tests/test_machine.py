@@ -50,6 +50,17 @@ def test_a_record_that_was_damaged_is_not_read(tmp_path):
     assert files.read_record(tmp_path / "none" / "record") is None
 
 
+def returns_in_a_forked_child(act) -> bool:
+    """True if a thread of a forked child gets to the end of `act` within 20 s."""
+    pid = os.fork()
+    if pid == 0:
+        actor = threading.Thread(target=lambda: (act(), os._exit(7)), daemon=True)
+        actor.start()
+        actor.join(20)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
 def test_a_forked_child_takes_a_lock_that_a_thread_of_its_parent_holds():
     lock, held, done = Lock(), threading.Event(), threading.Event()
 
@@ -61,16 +72,10 @@ def test_a_forked_child_takes_a_lock_that_a_thread_of_its_parent_holds():
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
-    pid = os.fork()
-    if pid == 0:
-        taker = threading.Thread(target=lambda: lock.__enter__() or os._exit(7), daemon=True)
-        taker.start()
-        taker.join(20)
-        os._exit(1)
-    _, status = os.waitpid(pid, 0)
+    gets_it = returns_in_a_forked_child(lock.__enter__)
     done.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(status) == 7
+    assert gets_it
     with lock, lock:  # it is reentrant, and the parent's works on
         pass
 
@@ -90,17 +95,10 @@ def test_a_forked_child_works_out_a_property_that_a_thread_of_its_parent_is_at()
     thread = threading.Thread(target=lambda: slow.value)
     thread.start()
     begun.wait()
-    pid = os.fork()
-    if pid == 0:
-        go_on.set()
-        taker = threading.Thread(target=lambda: Slow().value and os._exit(7), daemon=True)
-        taker.start()
-        taker.join(20)
-        os._exit(1)
-    _, status = os.waitpid(pid, 0)
+    gets_it = returns_in_a_forked_child(lambda: go_on.set() or Slow().value)
     go_on.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(status) == 7
+    assert gets_it
     assert slow.value is slow.value and Slow.value.__doc__ == "What it is."
 
 
@@ -153,7 +151,9 @@ told = child.start(["sh", "-c", "cat; exit 3"], stdin=-1, stdout=-1, text=True)
 assert told.communicate("words") == ("words", None) and told.returncode == 3
 killed = child.start(["sleep", "60"], start_new_session=True)
 os.killpg(killed.pid, signal.SIGKILL)
-assert killed.wait() == -9
+while killed.poll() is None:
+    pass
+assert killed.returncode == killed.wait() == -9
 inner = "import signal; assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL"
 assert child.start([sys.executable, "-c", inner]).wait() == 0
 open({str(tmp_path / "no")!r}, "w").close()

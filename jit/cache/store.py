@@ -207,7 +207,7 @@ def file_digest(path: Path) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder for this user alone, below others of the same, or check that it is."""
+    """Create a folder, and those above it, that this user alone can write, or check that it is."""
     try:
         files.make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)

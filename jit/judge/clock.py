@@ -90,7 +90,7 @@ def take_turns(
     """Have the sides take turns; return the rounds of each, and those without a call as "overhead".
 
     The reference's alone tell that. On a CPU each side has them before its calls, with arguments of
-    no other use: calls of tiny functions by who was halted until then take a third more.
+    no other use: who was halted until then is slower at first.
     Raises: Refused for a result of the candidate that is wrong.
     """
     rounds: dict[str, list[Round]] = {name: [] for name in (*sides, "overhead")}

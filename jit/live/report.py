@@ -35,11 +35,8 @@ class Report:
     def __repr__(self) -> str:
         """Return what a terminal shows."""
         text = "\n\n".join("\n".join(map(str, parts)) for parts in self._parts()) or _NOTHING
-        return (
-            text
-            if getattr(sys.stdout, "isatty", bool)()
-            else text.replace(_RED, "").replace(_END, "")
-        )
+        is_terminal = getattr(sys.stdout, "isatty", bool)()
+        return text if is_terminal else text.replace(_RED, "").replace(_END, "")
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""

@@ -52,13 +52,20 @@ class _Told(subprocess.Popen):
     """
 
     def __init__(self, command: list[str], executable: str, pass_fds: Any = (), **options: Any):
-        self._telling: int | None
-        self._telling, tell = os.pipe()
+        telling, tell = os.pipe()
         words = [sys.executable, "-I", "-S", "-c", _BETWEEN, str(tell), executable, *command]
         try:
             super().__init__(words, pass_fds=[*pass_fds, tell], **options)
+        except BaseException:
+            os.close(telling)
+            raise
         finally:
             os.close(tell)
+        self._telling: int | None = telling
+
+    def poll(self) -> int | None:
+        """How it ended; None while it runs."""
+        return None if super().poll() is None else self.wait()
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; how it ended, killed where nobody was left to tell."""
@@ -96,10 +103,11 @@ def start(command: list[str], tries: int = 3, **options: Any) -> subprocess.Pope
     found = shutil.which(command[0], path=places)
     if found and os.path.isabs(found):
         options.setdefault("executable", found)
-    ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN and "executable" in options
+    ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    is_told = ignored and sys.executable and "executable" in options
     try:
         with _starting:
-            return (_Told if ignored else subprocess.Popen)(command, **options)
+            return (_Told if is_told else subprocess.Popen)(command, **options)
     except OSError as error:
         if error.errno not in _MOMENTARY or tries == 1:
             raise

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from .sources import OURS
+
 _T = TypeVar("_T")
-_HOME = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-_OURS = tuple(os.path.join(_HOME, name) for name in ("jit/", "ops/", "loader.py", "__init__.py"))
 _LONGEST = 10.0  # seconds that a fork waits for what other threads import
-_SHORT = 0.001
+_LOOK_AGAIN = 0.001  # seconds
 
 
 class Lock:
@@ -68,7 +68,7 @@ def _imports_for_us(frame: FrameType | None) -> bool:
         file = frame.f_code.co_filename
         if file.startswith("<frozen importlib"):
             importing = True
-        elif importing and file.startswith(_OURS):
+        elif importing and file.startswith(OURS):
             return True
         frame = frame.f_back
     return False
@@ -81,13 +81,13 @@ def _let_imports_end() -> None:
     wait for ever. Modules come in at first use here, so any thread may be importing.
     """
     end = time.monotonic() + _LONGEST
-    while len(frames := sys._current_frames()) > 1 and time.monotonic() < end:
+    while len(sys._current_frames()) > 1 and time.monotonic() < end:
         time.sleep(0)  # from here on nobody else runs for some milliseconds
         frames = sys._current_frames()
         del frames[threading.get_ident()]
         if not any(map(_imports_for_us, frames.values())):
             return
-        time.sleep(_SHORT)
+        time.sleep(_LOOK_AGAIN)
 
 
 os.register_at_fork(before=_let_imports_end)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HOME = Path(__file__).parents[2]  # loader's own folder, whose headers serve any other one too
+# How the names of its own Python files begin; `loader.py` is `__init__.py` where it is installed.
+OURS = tuple(f"{HOME}/{name}" for name in ("jit/", "ops/", "loader.py", "__init__.py"))
 REST = ".rest"  # in the name of a source that few calls need, and of the library made of those
 
 

@@ -12,10 +12,9 @@ from types import TracebackType
 
 from ..errors import BuildError
 from . import settings
-from .sources import HOME
+from .sources import OURS
 
 _BETWEEN = "torch/utils/cpp_extension.py"  # where its functions are loader's for a while
-_OURS = ("<frozen", *(f"{HOME}/{name}" for name in ("jit/", "ops/", "loader.py", "__init__.py")))
 
 
 def tell_each(errors: Iterable[BuildError]) -> None:
@@ -56,7 +55,7 @@ def print_as_json() -> None:
 
 def is_ours(file: str) -> bool:
     """Return True for the files between a user's call and its work: loader's, and torch's."""
-    return file.startswith(_OURS) or file.endswith(_BETWEEN)
+    return file.startswith(("<frozen", *OURS)) or file.endswith(_BETWEEN)
 
 
 def _line(error: BaseException, trace: TracebackType | None = None) -> str:
