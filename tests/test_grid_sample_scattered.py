@@ -93,3 +93,29 @@ def test_a_call_says_that_it_looks_for_scattered_points():
     for side in (280, 100):
         field = torch.rand(1, 1, side, side, side, device="cuda")
         assert looks(field, grid) == (side == 280)
+
+
+MANY_NEAREST = [  # size, points, dtype, format
+    ((9, 1, 24, 26, 13), 2_400_001, torch.float32, None),
+    ((5, 1, 52, 114), 3_000_001, torch.float16, None),
+    ((1, 3, 2937, 3022), 9_000_001, torch.float32, None),
+    ((2, 5, 300, 410), 4_500_001, torch.bfloat16, torch.channels_last),
+]
+
+
+@pytest.mark.parametrize("path", ["anywhere", "in order"])
+@pytest.mark.parametrize("size, points, dtype, format", MANY_NEAREST)
+def test_many_nearest_points_of_which_a_look_tells(size, points, dtype, format, path):
+    """Blocks of kernels that a look leaves idle are few, and those that work take several turns."""
+    input = torch.zeros(size, device="cuda", dtype=dtype)
+    input = input.contiguous(memory_format=format) if format else input
+    grid = places(path, size[0], points, len(size) - 2, "cuda").nan_to_num(0.3, 2, -2).to(dtype)
+    some = torch.randint(-1, 2, (*size[:2], *grid.shape[1:-1]), device="cuda").to(dtype)
+    given = some.float(), input.float(), grid.float()
+    torch.use_deterministic_algorithms(True)
+    try:  # sums of whole numbers, and so exact
+        expected = grid_sample_bw(*given, "nearest", output_mask=(True, False))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    found = grid_sample_bw(some, input, grid, "nearest", output_mask=(True, False))
+    assert expected.any() and torch.equal(found, expected.to(dtype))

@@ -117,7 +117,7 @@ def exactly(grad_out, input, grid, padding, mode):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("zoom", [-1, 0.3, 0.97, 1, 2.3])
+@pytest.mark.parametrize("zoom", [-1, 0.3, 0.97, 1, 1.4, 2.3])
 @pytest.mark.parametrize("dims", [2, 3])
 def test_neighbours_in_rows_of_planes(dims, zoom, dtype):
     """Points that follow one another, by so many pixels, add up what goes to the same pixels."""

@@ -170,6 +170,22 @@ __device__ inline void each_block(const GridSampleJob& job, const Body& body) {
     }
 }
 
+constexpr int kInRow = 8;  // blocks of points that a block takes, see `launch_in_rows`
+
+/// Calls body(block) for the blocks of points that are a block's, unless the launch is idle: one,
+/// or with kRow the next kInRow.
+template <bool kRow, typename Body>
+__device__ inline void each_in_row(const GridSampleJob& job, const Body& body) {
+    if (idle(job)) return;
+    if constexpr (kRow) {
+        const unsigned first = blockIdx.x * kInRow;
+#pragma unroll 1
+        for (unsigned block = first; block < min(first + kInRow, job.blocks); ++block) body(block);
+    } else {
+        body(blockIdx.x);
+    }
+}
+
 HD constexpr int power(int base, int exponent) {
     return exponent == 0 ? 1 : base * power(base, exponent - 1);
 }
@@ -280,4 +296,15 @@ inline const char* launch_in_turn(void (*turns)(GridSampleJob), void (*kernel)(G
         launch_points(turns, job, each, stream, int64_t(blocks) * job.processors, shares);
     job.claims = nullptr;
     return error;
+}
+
+/// Launches a kernel that has `each_in_row`: `kernel`; or, where a look may leave the launch idle,
+/// `rows`, its kind with kRow, whose blocks are fewer: even those that do nothing take 1.2 ns each.
+inline const char* launch_in_rows(void (*rows)(GridSampleJob), void (*kernel)(GridSampleJob),
+                                  GridSampleJob& job, int each, cudaStream_t stream, int shares) {
+    constexpr int64_t kMany = 256;  // to a processor: some waves of blocks that take kInRow
+    const int64_t blocks = ceil_div(job.p.P, int64_t(job.threads / 32) * each);
+    const bool many = job.choice && blocks * job.p.B * shares > kMany * job.processors;
+    return launch_points(many ? rows : kernel, job, each, stream,
+                         many ? ceil_div(blocks, kInRow) : 0x7fffffff, shares);
 }

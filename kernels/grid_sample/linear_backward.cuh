@@ -178,15 +178,21 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     if (job.alone) return launch_grid_backward<T, D>(job, stream);
     constexpr int U = D == 2 ? 4 : 2;
     if (job.p.interpolation == Interpolation::kNearest) {
+        const auto launch = [&](auto U, auto pixels) {
+            constexpr int kOnce = decltype(U)::value;
+            constexpr bool kPixels = decltype(pixels)::value;
+            return launch_in_rows(nearest_backward<T, D, kOnce, kPixels, true>,
+                                  nearest_backward<T, D, kOnce, kPixels, false>, job, each, stream,
+                                  job.planes ? int(job.p.C) : 1);
+        };
+        using std::integral_constant;
         if constexpr (sizeof(T) < 8)
             if (job.line == Line::kPixel)
-                return launch_points(channels_at_once(job.p.C) == 4
-                                         ? nearest_backward<T, D, 4, true>
-                                         : nearest_backward<T, D, 8, true>,
-                                     job, each, stream);
-        return launch_points(
-            job.p.C == 1 ? nearest_backward<T, D, 1, false> : nearest_backward<T, D, 4, false>, job,
-            each, stream, 0x7fffffff, job.planes ? int(job.p.C) : 1);
+                return channels_at_once(job.p.C) == 4
+                           ? launch(integral_constant<int, 4>{}, std::true_type{})
+                           : launch(integral_constant<int, 8>{}, std::true_type{});
+        return job.p.C == 1 ? launch(integral_constant<int, 1>{}, std::false_type{})
+                            : launch(integral_constant<int, 4>{}, std::false_type{});
     }
     if constexpr (sizeof(T) < 8) {
         if (job.line == Line::kPixel)

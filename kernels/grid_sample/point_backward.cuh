@@ -204,13 +204,37 @@ __global__ void __launch_bounds__(kThreads)
 template <int D, int U>
 constexpr int kRowBlocks = D == 2 ? (U == 1 ? 10 : 7) : (U == 1 ? 8 : 5);
 
+/// A warp's additions to a row of pixels, each to one pixel, in the order of its points, which have
+/// two at most: those to neighbours are then in one instruction, which meets their sectors once,
+/// and not in two.
+struct InOrder {
+    bool longer;        // than one for each thread
+    uint32_t which[2];  // of the points' two, the one that this thread adds: the second, if odd, of
+                        // thread which / 2 % 32; bit k + 8: in the row of corner k
+
+    /// `first`, `other`: this thread's point has one to its cell's first pixel, and to the next.
+    __device__ InOrder(bool first, bool other, uint32_t mine) {
+        __shared__ uint32_t orders[kThreads / 32][64];
+        uint32_t* const order = orders[threadIdx.x / 32];
+        const int i = threadIdx.x % 32;
+        const uint32_t firsts = __ballot_sync(kAll, first), others = __ballot_sync(kAll, other);
+        const uint32_t before = (1u << i) - 1;
+        const int place = __popc(firsts & before) + __popc(others & before);
+        const int count = __popc(firsts) + __popc(others);
+        if (first) order[place] = mine << 8 | 2 * i;
+        if (other) order[place + first] = mine >> 1 << 8 | 2 * i + 1;
+        __syncwarp();
+        longer = count > 32;
+        which[0] = i < count ? order[i] : 0, which[1] = i + 32 < count ? order[i + 32] : 0;
+    }
+};
+
 /// V = 1, of float sums and an input whose pixels along x lie side by side: a thread to a point.
-/// Neighbouring points add up as in linear_backward_any. Where few threads of a warp are left with
-/// two pixels of a row, these are added to one by one: words take 40 instructions more.
+/// Neighbouring points add up as in linear_backward_any.
 template <typename T, int D, int U>
 __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
     rows_backward(const __grid_constant__ GridSampleJob job) {
-    constexpr int K = 1 << D, kFewWords = 8;
+    constexpr int K = 1 << D;
     constexpr uint32_t kBits = (1u << 2 * D) - 1;
     follow();
     if (idle(job)) return;
@@ -228,14 +252,19 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
     const uint32_t valid = whole ? (1u << K) - 1 : corners_of<D>(inside);
     // Of each pair of corners along x, those that this thread adds to memory.
     const uint32_t mine = !runs.head ? 0 : valid & (runs.gives ? 0x55 : 0xff);
-    const bool words = __popc(__ballot_sync(kAll, mine & mine >> 1 & 0x55)) > kFewWords;
+    const InOrder order(runs.head && inside & 1, runs.head && inside & 2 && !runs.gives, mine);
     float weight[K], dot[K] = {};
     cell.weights(weight);
     const T* grad_out = grad_out_of<T>(job, image, i);
     const int64_t c_step = p.input_stride[1] * int(sizeof(T));
     const char* first = job.inputs.at(image) + int64_t(cell.base) * job.input.unit;
     float* to = static_cast<float*>(p.grad_input) + (job.image + image) * p.grad_input_stride[0];
-    to = reinterpret_cast<float*>(reinterpret_cast<char*>(to) + int64_t(base) * job.sums.unit);
+    char* at[2];  // what this thread adds to, in the row of corner 0
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+        const int from = __shfl_sync(kAll, base, order.which[s] >> 1);
+        at[s] = reinterpret_cast<char*>(to + (order.which[s] & 1)) + int64_t(from) * job.sums.unit;
+    }
 #pragma unroll 1
     for (int left = int(p.C); left > 0; left -= U) {
         float grad[U];
@@ -254,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
                     for (int k = 0; k < K; ++k) dot[k] += grad[u] * pixels[u].value(k, 0, p.dtype);
         }
 #pragma unroll
-        for (int u = 0; u < U; ++u, to += p.grad_input_stride[1]) {
+        for (int u = 0; u < U; ++u) {
             if (U > 1 && u >= left) break;
             float part[K];
 #pragma unroll
@@ -262,18 +291,18 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
             if (runs.reach > 1) runs.sum(part);
             runs.pass_on(part);
 #pragma unroll
-            for (int k = 0; k < K; k += 2) {
-                float* row = reinterpret_cast<float*>(reinterpret_cast<char*>(to) +
-                                                      (k == 0 ? 0 : job.sums.corner[k]));
-                asm("" : "+l"(row));
-                if (words && (mine >> k & 3) == 3) {
-                    const float both[] = {part[k], part[k + 1]};
-                    add_line(job, row, both);
-                    continue;
+            for (int k = 0; k < K; k += 2)
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    if (s == 1 && !order.longer) break;
+                    const float one = __shfl_sync(kAll, part[k], order.which[s] >> 1);
+                    const float two = __shfl_sync(kAll, part[k + 1], order.which[s] >> 1);
+                    if (order.which[s] >> (k + 8) & 1)
+                        add_one<float>(job, at[s] + (k == 0 ? 0 : job.sums.corner[k]),
+                                       order.which[s] & 1 ? two : one);
                 }
-                if (mine >> k & 1) add_one<float>(job, row, part[k]);
-                if (mine >> k & 2) add_one<float>(job, row + 1, part[k + 1]);
-            }
+#pragma unroll
+            for (int s = 0; s < 2; ++s) at[s] += p.grad_input_stride[1] * int(sizeof(float));
         }
     }
     if (!p.grad_grid) return;
@@ -291,48 +320,50 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
 /// Nearest, V = 1: a thread to a point, or several, whose gradient goes to one pixel. Neighbouring
 /// points of the same pixel add up within the warp first. A thread takes U channels at a time,
 /// which lie side by side where kPixels, as job.line has it.
-template <typename T, int D, int U, bool kPixels>
+template <typename T, int D, int U, bool kPixels, bool kRow>
 __global__ void __launch_bounds__(kThreads)
     nearest_backward(const __grid_constant__ GridSampleJob job) {
     using A = Acc<T>;
     follow();
-    if (idle(job)) return;
-    const GridSampleParams& p = job.p;
-    const ThreadPoint at(job);
-    const int i = at.inside ? at.i : job.count - 1;
-    const Cell<A, D> cell =
-        cell_of<true>(job, job.sums, Coordinates<A, D>(job, grid_of(job, at.b), i));
-    const bool valid = at.inside && cell.valid(0), alone = at.lanes == 1;
-    const Runs runs(cell.base, valid, job.sums.step[2]);
-    const bool longer = alone && runs.reach > 1, mine = valid && (!alone || runs.head);
-    const int first = int(blockIdx.z);  // channel, where each has blocks of its own
-    const int C = gridDim.z > 1 ? first + 1 : int(p.C), size = element_size(job.sum_dtype);
-    const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
-                        p.grad_out_points.at(job.first + i);
-    char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
-                     int64_t(cell.base) * job.sums.unit;
-    const int next = kPixels ? 1 : at.lanes, begin = first + at.lane * (kPixels ? U : 1);
+    each_in_row<kRow>(job, [&](unsigned block) {
+        const GridSampleParams& p = job.p;
+        const ThreadPoint at(job, block, blockIdx.y);
+        const int i = at.inside ? at.i : job.count - 1;
+        const Cell<A, D> cell =
+            cell_of<true>(job, job.sums, Coordinates<A, D>(job, grid_of(job, at.b), i));
+        const bool valid = at.inside && cell.valid(0), alone = at.lanes == 1;
+        const Runs runs(cell.base, valid, job.sums.step[2]);
+        const bool longer = alone && runs.reach > 1, mine = valid && (!alone || runs.head);
+        const int first = int(blockIdx.z);  // channel, where each has blocks of its own
+        const int C = gridDim.z > 1 ? first + 1 : int(p.C), size = element_size(job.sum_dtype);
+        const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
+                            p.grad_out_points.at(job.first + i);
+        char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
+                         int64_t(cell.base) * job.sums.unit;
+        const int next = kPixels ? 1 : at.lanes, begin = first + at.lane * (kPixels ? U : 1);
 #pragma unroll 1
-    for (int c0 = begin; c0 - begin + first < C; c0 += U * at.lanes) {
-        A grad[U];
+        for (int c0 = begin; c0 - begin + first < C; c0 += U * at.lanes) {
+            A grad[U];
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-            const int c = c0 + u * next;
-            grad[u] = c < C && at.inside ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
-                                         : A(0);
-        }
-        if (longer) runs.sum(grad);
-        if constexpr (kPixels) {
-            if (mine && c0 < C)
-                add_line(job, reinterpret_cast<float*>(to) + c0, grad, min(U, C - c0));
-        } else {
+            for (int u = 0; u < U; ++u) {
+                const int c = c0 + u * next;
+                grad[u] = c < C && at.inside
+                              ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
+                              : A(0);
+            }
+            if (longer) runs.sum(grad);
+            if constexpr (kPixels) {
+                if (mine && c0 < C)
+                    add_line(job, reinterpret_cast<float*>(to) + c0, grad, min(U, C - c0));
+            } else {
 #pragma unroll
-            for (int u = 0; u < U; ++u)
-                if (const int c = c0 + u * next; mine && c < C)
-                    add_one<T>(job, to + c * p.grad_input_stride[1] * size, grad[u]);
+                for (int u = 0; u < U; ++u)
+                    if (const int c = c0 + u * next; mine && c < C)
+                        add_one<T>(job, to + c * p.grad_input_stride[1] * size, grad[u]);
+            }
         }
-    }
-    if (!p.grad_grid || first > 0) return;
-    A none[D] = {};
-    store_grad_grid<D>(job, at, none);
+        if (!p.grad_grid || first > 0) return;
+        A none[D] = {};
+        store_grad_grid<D>(job, at, none);
+    });
 }
