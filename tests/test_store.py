@@ -14,9 +14,11 @@ from conftest import ROOT, Checkout, ended, start_python
 
 from loader.jit.cache import key
 from loader.jit.cache import prune as cache
+from loader.jit.cache.explain import why_built
 from loader.jit.cache.store import Store
 from loader.jit.errors import BuildError
 from loader.jit.machine import settings
+from loader.jit.machine.sources import Unit
 from loader.jit.tools import cli
 
 USE = "import torch, loader; assert loader.square(torch.ones(3) * 3).tolist() == [9.0] * 3"
@@ -51,6 +53,16 @@ def test_no_truncated_library_is_verified(store, library):
     for point in [*range(0, len(library), len(library) // 39), len(library) - 1]:
         (entry / "library.so").write_bytes(library[:point])
         assert store.verified("square", digest) is None, point
+
+
+def test_why_something_is_built_that_seems_to_be_there(store, library, tmp_path):
+    """What another process has published since this one looked is no damage."""
+    entry, _ = publish(store, library)
+    inputs = json.loads((entry / "manifest.json").read_text())["inputs"]
+    unit = Unit("square", tmp_path, ())
+    assert why_built(store, unit, inputs) == ["another process has built it meanwhile"]
+    (entry / "library.so").write_bytes(library[:-1])
+    assert why_built(store, unit, inputs) == ["its library was missing or damaged"]
 
 
 def test_no_library_with_a_flipped_bit_is_verified(store, library):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..machine.sources import Unit
+from .key import key as key_of
 from .store import MANIFEST, Store
 
 _TOLD = {
@@ -63,4 +64,8 @@ def why_built(store: Store, unit: Unit, inputs: dict) -> list[str]:
     last = max(store.entries(unit.name), key=used, default=None)
     if last is None:
         return ["the first build of it in this cache"]
-    return differences(last[1]["inputs"], inputs) or ["its library was missing or damaged"]
+    if lines := differences(last[1]["inputs"], inputs):
+        return lines
+    if store.verified(unit.name, key_of(inputs)):
+        return ["another process has built it meanwhile"]
+    return ["its library was missing or damaged"]
