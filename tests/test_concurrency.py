@@ -365,16 +365,22 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert checkout.compiled() == 2
 
 
+def import_slowly(path, seconds):
+    """Have a module take so long to import."""
+    text, count = re.subn(
+        r"\n(?=import |from )", f"\nimport time; time.sleep({seconds})\n", path.read_text(), count=1
+    )
+    assert count == 1
+    path.write_text(text)
+
+
 @pytest.mark.parametrize(
     ("module", "use"),
     [("jit.cache.store", "square"), ("ops.square", "square"), ("nn", "nn.Convolve2d")],
 )
 def test_a_fork_while_another_thread_imports(built, module, use):
     """The child would find the module locked by a thread that it has not."""
-    path = built.root / f"{module.replace('.', '/')}.py"
-    path.write_text(
-        path.read_text().replace("\nimport ", "\nimport time; time.sleep(1)\nimport ", 1)
-    )
+    import_slowly(built.root / f"{module.replace('.', '/')}.py", 1)
     code = f"""
 import os, sys, threading, time, torch, loader
 thread = threading.Thread(target=lambda: loader.{use})
@@ -389,6 +395,25 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 """
     done = ended(built.start(code, LOADER_BUILD="lazy"), timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_forks_wait_once_for_an_import_that_does_not_end(built):
+    import_slowly(built.root / "ops/square.py", 99)
+    code = """
+import os, sys, threading, time, torch, loader
+threading.Thread(target=lambda: loader.square, daemon=True).start()
+while "loader.ops.square" not in sys.modules:
+    time.sleep(0.01)
+for least, most in ((9, 15), (0, 3)):
+    start = time.monotonic()
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert least < time.monotonic() - start < most, time.monotonic() - start
+os._exit(7)
+"""
+    done = ended(built.start(code, LOADER_BUILD="lazy"), timeout=60)
+    assert done.returncode == 7, done.stderr
 
 
 def test_two_checkouts_share_a_cache(tmp_path):

@@ -74,18 +74,25 @@ def _imports_for_us(frame: FrameType | None) -> bool:
     return False
 
 
+_in_vain: set[int] = set()  # threads at whose imports a fork has waited _LONGEST
+
+
 def _let_imports_end() -> None:
-    """Wait until no other thread imports anything for us.
+    """Wait until no other thread imports anything for us; once for what takes longer.
 
     A child finds a module that was being imported locked by a thread that it has not, and would
     wait for ever. Modules come in at first use here, so any thread may be importing.
     """
     end = time.monotonic() + _LONGEST
-    while len(sys._current_frames()) > 1 and time.monotonic() < end:
+    while len(sys._current_frames()) > 1:
         time.sleep(0)  # from here on nobody else runs for some milliseconds
         frames = sys._current_frames()
         del frames[threading.get_ident()]
-        if not any(map(_imports_for_us, frames.values())):
+        importing = {thread for thread, frame in frames.items() if _imports_for_us(frame)}
+        _in_vain.intersection_update(importing)
+        if time.monotonic() > end:
+            _in_vain.update(importing)
+        if importing <= _in_vain:
             return
         time.sleep(_LOOK_AGAIN)
 
