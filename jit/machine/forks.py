@@ -97,4 +97,4 @@ def _let_imports_end() -> None:
         time.sleep(_LOOK_AGAIN)
 
 
-os.register_at_fork(before=_let_imports_end)
+os.register_at_fork(before=_let_imports_end, after_in_child=_in_vain.clear)

@@ -32,8 +32,8 @@ struct alignas(8) AxisOf {
 /// x lie side by side; or a pixel's channels; or these make one word; or lie in two.
 enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords, kAcross };
 
-/// What lies side by side in float32 sums, to be added to in words of 16 bytes: pixels along x; or
-/// a pixel's channels, and of dense ones its neighbour's.
+/// What lies side by side in float32 sums, to be added to in words of 16 bytes or in its order:
+/// pixels along x; or a pixel's channels, and of dense ones its neighbour's.
 enum class Line : int32_t { kNone, kRow, kPixel };
 
 /// Channels of a linear or bicubic pixel that a thread adds to at once, or one less; and of a
@@ -300,6 +300,8 @@ inline const char* launch_in_turn(void (*turns)(GridSampleJob), void (*kernel)(G
 
 /// Launches a kernel that has `each_in_row`: `kernel`; or, where a look may leave the launch idle,
 /// `rows`, its kind with kRow, whose blocks are fewer: even those that do nothing take 1.2 ns each.
+/// For nearest sums, which the turns of `launch_in_turn` keep a fifth longer; linear ones lose more
+/// by either than idle blocks take.
 inline const char* launch_in_rows(void (*rows)(GridSampleJob), void (*kernel)(GridSampleJob),
                                   GridSampleJob& job, int each, cudaStream_t stream, int shares) {
     constexpr int64_t kMany = 256;  // to a processor: some waves of blocks that take kInRow
