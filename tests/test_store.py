@@ -61,6 +61,8 @@ def test_why_something_is_built_that_seems_to_be_there(store, library, tmp_path)
     inputs = json.loads((entry / "manifest.json").read_text())["inputs"]
     unit = Unit("square", tmp_path, ())
     assert why_built(store, unit, inputs) == ["another process has built it meanwhile"]
+    rest = inputs | {"unit": "square.rest"}
+    assert why_built(store, unit, rest) == ["this part of it has not been built yet"]
     (entry / "library.so").write_bytes(library[:-1])
     assert why_built(store, unit, inputs) == ["its library was missing or damaged"]
 

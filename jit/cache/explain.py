@@ -55,17 +55,23 @@ def _change(fact: str, before: Any, after: Any) -> str:
 
 
 def why_built(store: Store, unit: Unit, inputs: dict) -> list[str]:
-    """Return what is new in `inputs` since the build of this unit that was used last."""
+    """Return what is new in `inputs` since the build of this unit that was used last: of the same
+    library, the unit's or its rest, where there is one.
+    """
+    library = inputs["unit"]
 
     def used(build: tuple[Path, dict]) -> tuple[bool, float]:
         entry, recorded = build
         return recorded.get("root") == str(unit.root), (entry / MANIFEST).stat().st_mtime
 
-    last = max(store.entries(unit.name), key=used, default=None)
+    builds = [*store.entries(library)] or [*store.entries(unit.name)]
+    last = max(builds, key=used, default=None)
     if last is None:
         return ["the first build of it in this cache"]
     if lines := differences(last[1]["inputs"], inputs):
         return lines
-    if store.verified(unit.name, key_of(inputs)):
+    if not store.has(library, key_of(inputs)):
+        return ["this part of it has not been built yet"]
+    if store.verified(library, key_of(inputs)):
         return ["another process has built it meanwhile"]
     return ["its library was missing or damaged"]
