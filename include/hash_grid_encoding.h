@@ -49,9 +49,9 @@ OCTET_KERNEL const char* hash_grid_points_16bit_cuda(const HashGridParams* p, vo
 OCTET_KERNEL const char* hash_grid_points_double_cuda(const HashGridParams* p, void* stream);
 OCTET_KERNEL const char* hash_grid_points_any_cuda(const HashGridParams* p, void* stream);
 OCTET_KERNEL const char* hash_grid_table_double_cuda(const HashGridParams* p, void* stream);
-/// The gradient of table levels from `first` on, a group of them, added as table.cuh's kernel does.
-OCTET_KERNEL void hash_grid_table_any_cuda(const HashGridParams* p, int first, void* sums,
-                                           unsigned long long* memory, void* stream);
+/// The gradient of table levels [first, first + levels), added as table.cuh's kernel does.
+OCTET_KERNEL void hash_grid_table_any_cuda(const HashGridParams* p, int first, int levels,
+                                           void* sums, unsigned long long* memory, void* stream);
 
 /// The CPU's for other elements than float32.
 OCTET_KERNEL void hash_grid_others_cpu(const HashGridParams* p, int64_t begin, int64_t end);

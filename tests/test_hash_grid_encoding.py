@@ -8,6 +8,7 @@ import torch
 from battery import DTYPES, OperatorTests
 from torch.testing import assert_close
 
+import loader
 from loader import hash_grid_encoding, hash_grid_encoding_bw, hash_grid_encoding_fw
 from loader import hash_grid_encoding_reference as reference
 
@@ -299,6 +300,49 @@ def test_deterministic_gradients(dtype, F, device):
             grad_out[other], points[other], table.detach(), deterministic=True
         )
         assert torch.equal(first, shuffled)
+
+
+def table_ways(points, table, **options):
+    """Return how a call's gradient to the table is summed."""
+    leaf = table.detach().requires_grad_()
+    rows = loader.explain(hash_grid_encoding, points, leaf, **options).rows
+    return [row[2] for row in rows if row[1] == "gradient to table"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("path", ["anywhere", "in order", "in one cell"])
+@pytest.mark.parametrize("F", [1, 2, 3, 8, 12])
+def test_many_points_to_few_rows(F, path):
+    """Such levels are summed in shared memory; finer ones of the same group are not."""
+    ways = {1 << 14: ["coarse levels summed in shared memory"], 50: ["sums in shared memory"]}
+    for D, dtype in ((3, torch.float32), (2, torch.float64), (2, torch.float16)):
+        for T, expected in ways.items():
+            options = {"base_resolution": 4, "per_level_scale": 2.0 if T > 50 else 1.0}
+            points, table, grad_out = sample(40_001, D, 7, T, F, dtype, device="cuda")
+            if path == "in order":
+                points = points.sort(0).values
+            if path == "in one cell":
+                points = (points * 4096 % 64) / 4096
+            grad_out = torch.stack([grad_out, grad_out], 2)[..., 0]
+            assert table_ways(points, table, **options) == expected
+            check(points, table, grad_out, **options)
+
+
+@pytest.mark.cuda
+def test_few_rows_of_second_derivatives():
+    """The gradient to the table by way of that to the points: weights are slopes."""
+    made = sample(30_001, 3, 4, 512, 2, torch.float64, torch.float64, "cuda")
+    points, table, grad_out = ((x * 0.9 + 0.013).requires_grad_() for x in made)
+    assert table_ways(points, table, **SMALL) == ["sums in shared memory"]
+
+    def second(points, table, grad_out):
+        out = hash_grid_encoding(points, table, **SMALL)
+        (slopes,) = torch.autograd.grad(out, points, grad_out, create_graph=True)
+        return torch.autograd.grad(slopes.sin().sum(), table)[0]
+
+    ours = second(points, table, grad_out)
+    leaves = (x.detach().cpu().requires_grad_() for x in (points, table, grad_out))
+    assert_close(ours.cpu(), second(*leaves), rtol=1e-9, atol=1e-9 * ours.abs().max().item())
 
 
 @pytest.mark.cuda

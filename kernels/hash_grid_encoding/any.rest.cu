@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-/// The gradient of the levels of one group, added to `sums` (levels, T, F) or `memory`.
+/// The gradient of levels [first, first + group), added to `sums` (levels, T, F) or `memory`.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     table_any_kernel(const __grid_constant__ HashGridParams p, int first, int group, bool words,
@@ -247,12 +247,11 @@ const char* hash_grid_points_any_cuda(const HashGridParams* p, void* stream) {
     return launch_error();
 }
 
-void hash_grid_table_any_cuda(const HashGridParams* p, int first, void* sums,
+void hash_grid_table_any_cuda(const HashGridParams* p, int first, int levels, void* sums,
                               unsigned long long* memory, void* stream) {
-    const int group = int(hash_grid_group(*p));
     by_type(*p, [&](auto element) {
         using T = decltype(element);
-        table_any_kernel<T><<<blocks_of(*p, group), kThreads, 0, cudaStream_t(stream)>>>(
-            *p, first, group, whole_words(*p, false, true), static_cast<Acc<T>*>(sums), memory);
+        table_any_kernel<T><<<blocks_of(*p, levels), kThreads, 0, cudaStream_t(stream)>>>(
+            *p, first, levels, whole_words(*p, false, true), static_cast<Acc<T>*>(sums), memory);
     });
 }

@@ -7,7 +7,9 @@
 // x + 1 have rows h ^ x and h ^ (x + 1), of one sector in 3 of 4 cases; two neighbouring threads
 // take them, so that the same instruction reads both: 5 sectors for the 8 corners. 1M points take
 // 16 * 5M = 84M sectors, 0.49 ms, less what the L1 answers for the coarse levels.
-// Backward to the table: the same sectors, each read and written by vector reductions in the L2.
+// Backward to the table: the same sectors, each read and written by vector reductions in the L2. Of
+// coarse levels, whose rows many points share, these would wait for each other: they are summed in
+// shared memory first (crowded.cuh).
 // The order of these additions is open; where it must not matter they are made in fixed point
 // (fixed_point.cuh). 16-bit gradients are summed in float32, a group of levels at a time so that
 // the sums stay in the L2, and rounded once.

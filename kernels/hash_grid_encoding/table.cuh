@@ -1,5 +1,7 @@
 // The gradient to the table of hash_grid_encoding on the GPU; see launch.cu.
 #pragma once
+#include "choices.h"
+#include "crowded.cuh"
 #include "points.cuh"
 
 namespace {
@@ -58,6 +60,18 @@ __global__ void scale_bound_kernel(unsigned long long* largest, double factor) {
     largest[1] = __double_as_longlong(fmin(bound * factor, 0x1p1023));
 }
 
+/// Tells in which way the levels are summed.
+inline void tell_sums(const Crowded& crowded, int64_t levels) {
+    constexpr auto op = "hash_grid_encoding", what = "gradient to table", memory = "sums in memory";
+    if (crowded.count == 0)
+        return tell_choice(op, what, memory,
+                           "no level has few rows and many points, or fixed point");
+    const char* const taken =
+        crowded.count < levels ? "coarse levels summed in shared memory" : "sums in shared memory";
+    tell_choice(op, what, taken, "few rows, to which additions in memory would wait",
+                {{taken, crowded.here}, {memory, crowded.in_memory}});
+}
+
 /// One group of levels after the other: zeros, sums, and where they are not the output yet, the
 /// rounding, all within the L2.
 template <typename A>
@@ -83,6 +97,7 @@ const char* table_gradient(const HashGridParams& p, cudaStream_t stream) {
     }
     const unsigned blocks = unsigned(ceil_div(p.N, kPoints));
     const int group = int(hash_grid_group(p));
+    Crowded told{0};
     for (int first = 0; first < p.L; first += group) {
         const int levels = group < p.L - first ? group : int(p.L) - first;
         const int64_t places = levels * p.T * p.F;
@@ -92,12 +107,18 @@ const char* table_gradient(const HashGridParams& p, cudaStream_t stream) {
             cudaMemsetAsync(memory + 1, 0, 8 * (fixed_point_words(places) - 1), stream);
         else
             cudaMemsetAsync(sums, 0, places * sizeof(A), stream);
-        if (blocks > 0 && !own_kernels(p))
-            p.rest->table_any(&p, first, sums, memory, stream);
-        else if (blocks > 0)
+        const Crowded crowded = crowded_of<A>(p, first, levels);
+        if (crowded.count > 0) add_crowded(p, crowded, sums, stream);
+        told.count += crowded.count;
+        told.here += crowded.here, told.in_memory += crowded.in_memory;
+        const int next = first + crowded.count, rest = levels - crowded.count;
+        A* const others = sums + crowded.count * p.T * p.F;
+        if (blocks > 0 && rest > 0 && !own_kernels(p))
+            p.rest->table_any(&p, next, rest, others, memory, stream);
+        else if (blocks > 0 && rest > 0)
             by_shape(p, [&](auto D, auto F) {
                 table_kernel<A, D(), F()><<<blocks, kThreads, 0, stream>>>(
-                    p, first, levels, sums, memory, whole_grad_out(p, F()));
+                    p, next, rest, others, memory, whole_grad_out(p, F()));
             });
         const auto finish = [&](auto element) {
             using T = decltype(element);
@@ -116,6 +137,7 @@ const char* table_gradient(const HashGridParams& p, cudaStream_t stream) {
         else
             finish(BFloat16{});
     }
+    tell_sums(told, p.L);
     return launch_error();
 }
 
