@@ -39,6 +39,8 @@ enum class Line : int32_t { kNone, kRow, kPixel };
 /// Channels of a linear or bicubic pixel that a thread adds to at once, or one less; and of a
 /// nearest one.
 constexpr int kPixelChannels = 3;
+/// Bytes of shared memory in which so many threads order what they add to linear pixels.
+HD constexpr int pixel_shared(int threads) { return threads / 32 * 64 * (8 + 4 * kPixelChannels); }
 HD constexpr int channels_at_once(int64_t C) { return C <= 4 || C % 4 == 0 ? 4 : 8; }
 
 /// A tensor's images in a launch: where the first begins, and how many bytes they are apart.
@@ -119,6 +121,9 @@ const char* grid_sample_forward(GridSampleJob& job, int V, cudaStream_t stream);
 const char* grid_sample_backward(GridSampleJob& job, int V, cudaStream_t stream);
 /// Of float32, V = 4.
 const char* grid_sample_backward_words(GridSampleJob& job, cudaStream_t stream);
+/// Nearest interpolation, V = 1: of float32, of 16 bits.
+const char* grid_sample_nearest(GridSampleJob& job, cudaStream_t stream);
+const char* grid_sample_nearest_16bit(GridSampleJob& job, cudaStream_t stream);
 
 __device__ inline bool idle(const GridSampleJob& job) {
     return job.choice && (*job.choice & job.asked) != job.chosen;

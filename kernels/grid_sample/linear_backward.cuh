@@ -2,7 +2,7 @@
 // linear_forward.cuh.
 #pragma once
 #include "general.cuh"
-#include "point_backward.cuh"
+#include "nearest_backward.cuh"
 #include "scattered.cuh"
 
 /// Times 32 points that a warp takes in the backward: a group of few threads takes several of the
@@ -178,21 +178,9 @@ const char* launch_linear_backward(GridSampleJob& job, cudaStream_t stream) {
     if (job.alone) return launch_grid_backward<T, D>(job, stream);
     constexpr int U = D == 2 ? 4 : 2;
     if (job.p.interpolation == Interpolation::kNearest) {
-        const auto launch = [&](auto U, auto pixels) {
-            constexpr int kOnce = decltype(U)::value;
-            constexpr bool kPixels = decltype(pixels)::value;
-            return launch_in_rows(nearest_backward<T, D, kOnce, kPixels, true>,
-                                  nearest_backward<T, D, kOnce, kPixels, false>, job, each, stream,
-                                  job.planes ? int(job.p.C) : 1);
-        };
-        using std::integral_constant;
-        if constexpr (sizeof(T) < 8)
-            if (job.line == Line::kPixel)
-                return channels_at_once(job.p.C) == 4
-                           ? launch(integral_constant<int, 4>{}, std::true_type{})
-                           : launch(integral_constant<int, 8>{}, std::true_type{});
-        return job.p.C == 1 ? launch(integral_constant<int, 1>{}, std::false_type{})
-                            : launch(integral_constant<int, 4>{}, std::false_type{});
+        if constexpr (sizeof(T) == 2) return grid_sample_nearest_16bit(job, stream);
+        if constexpr (sizeof(T) == 4) return grid_sample_nearest(job, stream);
+        if constexpr (sizeof(T) == 8) return launch_nearest<T, D>(job, stream);
     }
     if constexpr (sizeof(T) < 8) {
         if (job.line == Line::kPixel)

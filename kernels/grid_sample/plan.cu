@@ -1,6 +1,6 @@
 // grid_sample on the GPU: which kernels a job takes. The kernels are in linear_forward.cuh and
 // linear_backward.cuh, and in
-//   point_backward.cuh: gradients to the input, an element or a pixel at a time
+//   point_backward.cuh, nearest_backward.cuh: gradients to the input, an element at a time
 //   to_grid.cuh: gradients to the grid alone
 //   scattered.cuh: gradients to the input of scattered points, slab by slab
 //   touched.cuh: 16-bit gradients of channels side by side, where points touch few pixels
@@ -228,7 +228,8 @@ const char* begin_sums(GridSampleJob& job, const Plan& plan, char* scratch, Choi
         job.sum_dtype = DType::kFloat;
         if (!plan.touched) zeros = p.grad_input, bytes = plan.sum_bytes;
     }
-    return zero(zeros, bytes, choice, chain);
+    const bool ordered = plan.pixels && p.interpolation == Interpolation::kLinear;
+    return zero(zeros, bytes, choice, chain, ordered ? pixel_shared(kTurners) : 0);
 }
 
 /// Writes sums of another type or order to the caller's gradient.

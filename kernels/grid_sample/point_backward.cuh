@@ -1,6 +1,6 @@
-// grid_sample's gradient to the input on the GPU, for linear and nearest interpolation, an element
-// or a pixel at a time: a thread to a point, and threads of neighbouring points add up what goes to
-// the same pixels before it goes to memory.
+// grid_sample's gradient to the input on the GPU, for linear interpolation, an element or a pixel
+// at a time: a thread to a point, and threads of neighbouring points add up what goes to the same
+// pixels before it goes to memory.
 #pragma once
 #include "adds.cuh"
 #include "general.cuh"
@@ -60,13 +60,37 @@ __device__ __noinline__ int base_in_sums(const GridSampleJob& job, Coordinates<A
     return cell_of<true>(job, job.sums, at).base;
 }
 
-/// Of a point of so many channels: adds to the corners `mine`, to two pixels along x as one line.
+/// A warp's additions to a row of pixels, each to one pixel, in the order of its points, which have
+/// two at most: those to neighbours are then in one instruction, which meets their sectors once,
+/// and not in two.
+struct InOrder {
+    int place, count;  // of this thread's first one; of all
+
+    /// `first`, `other`: this thread's point has one to its cell's first pixel, and to the next.
+    __device__ InOrder(bool first, bool other) {
+        const uint32_t firsts = __ballot_sync(kAll, first), others = __ballot_sync(kAll, other);
+        const uint32_t before = (1u << threadIdx.x % 32) - 1;
+        place = __popc(firsts & before) + __popc(others & before);
+        count = __popc(firsts) + __popc(others);
+    }
+};
+
+/// Adds to the corners of a warp's points, whose channels lie side by side: up to kPixelChannels.
+/// `mine`: those that this thread adds to memory. `image`: of the sums.
 template <int D>
-__device__ inline void add_pixels(const GridSampleJob& job, const Runs& runs, uint32_t mine,
-                                  const float (&weight)[1 << D],
-                                  const float (&grad)[kPixelChannels], char* to) {
-    constexpr int U = kPixelChannels;
-    const int C = int(job.p.C);
+__device__ inline void add_pixels(const GridSampleJob& job, const Runs& runs, uint32_t flags,
+                                  uint32_t mine, int base, const float (&weight)[1 << D],
+                                  const float (&grad)[kPixelChannels], char* image) {
+    constexpr int U = kPixelChannels, kWarps = kThreads / 32;
+    __shared__ int2 pixels[kWarps][64];  // in the row of corner 0; bit k: in that of corner k
+    __shared__ float sums[kWarps][64 * U];
+    const int i = threadIdx.x % 32, C = int(job.p.C);
+    int2* const pixel = pixels[threadIdx.x / 32];
+    float* const sum = sums[threadIdx.x / 32];
+    const bool first = runs.head && flags & 1, other = runs.head && flags & 2 && !runs.gives;
+    const InOrder order(first, other);
+    if (first) pixel[order.place] = {base, int(mine)};
+    if (other) pixel[order.place + first] = {base + job.sums.step[2], int(mine >> 1)};
 #pragma unroll
     for (int k = 0; k < 1 << D; k += 2) {
         float one[U], two[U];
@@ -77,23 +101,20 @@ __device__ inline void add_pixels(const GridSampleJob& job, const Runs& runs, ui
         for (int u = 0; u < U; ++u) {
             const float given = __shfl_sync(kAll, two[u], runs.before);
             if (runs.takes) one[u] += given;
+            if (u == U - 1 && C < U) break;
+            if (first) sum[order.place * C + u] = one[u];
+            if (other) sum[(order.place + first) * C + u] = two[u];
         }
-        float* const first = reinterpret_cast<float*>(to + job.sums.corner[k]);
-        float* const second = reinterpret_cast<float*>(to + job.sums.corner[k + 1]);
-        if ((mine >> k & 3) == 3) {
-            float both[2 * U];
-#pragma unroll
-            for (int j = 0; j < 2 * U; ++j) {
-                both[j] = j < U ? one[j < U ? j : 0] : 0;
-#pragma unroll
-                for (int u = 0; u < U; ++u)  // U - 1 channels, or U
-                    if ((j == u + U && C == U) || (j == u + U - 1 && C == U - 1)) both[j] = two[u];
-            }
-            add_line(job, first, both, 2 * C);
-            continue;
+        __syncwarp();
+        char* const row = image + job.sums.corner[k];
+#pragma unroll 1
+        for (int element = i; element < order.count * C; element += 32) {
+            const int j = C == U ? element / U : element / (U - 1), c = element - j * C;
+            const int2 at = pixel[j];
+            float* const to = reinterpret_cast<float*>(row + int64_t(at.x) * job.sums.unit) + c;
+            if (at.y >> k & 1) add_one<float>(job, to, sum[element]);
         }
-        if (mine >> k & 1) add_line(job, first, one, C);
-        if (mine >> k & 2) add_line(job, second, two, C);
+        __syncwarp();
     }
 }
 
@@ -140,8 +161,8 @@ __global__ void __launch_bounds__(kThreads)
                         p.grad_out_points.at(job.first + i);
     const int C = int(p.C), size = element_size(job.sum_dtype);
     const int base = job.same_steps || !p.grad_input ? cell.base : base_in_sums(job, coordinates);
-    char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
-                     int64_t(base) * job.sums.unit;
+    char* const image = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size;
+    char* const to = image + int64_t(base) * job.sums.unit;
     // The corners that this thread adds to memory.
     uint32_t mine = 0;
 #pragma unroll
@@ -172,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
         }
         if (!p.grad_input) continue;
         if constexpr (kPixels) {
-            add_pixels<D>(job, runs, mine, weight, grad, to);
+            add_pixels<D>(job, runs, cell.flags, mine, base, weight, grad, image);
             return store_slopes_of(job, at, cell, dot);
         } else {
 #pragma unroll
@@ -204,31 +225,6 @@ __global__ void __launch_bounds__(kThreads)
 template <int D, int U>
 constexpr int kRowBlocks = D == 2 ? (U == 1 ? 10 : 7) : (U == 1 ? 8 : 5);
 
-/// A warp's additions to a row of pixels, each to one pixel, in the order of its points, which have
-/// two at most: those to neighbours are then in one instruction, which meets their sectors once,
-/// and not in two.
-struct InOrder {
-    bool longer;        // than one for each thread
-    uint32_t which[2];  // of the points' two, the one that this thread adds: the second, if odd, of
-                        // thread which / 2 % 32; bit k + 8: in the row of corner k
-
-    /// `first`, `other`: this thread's point has one to its cell's first pixel, and to the next.
-    __device__ InOrder(bool first, bool other, uint32_t mine) {
-        __shared__ uint32_t orders[kThreads / 32][64];
-        uint32_t* const order = orders[threadIdx.x / 32];
-        const int i = threadIdx.x % 32;
-        const uint32_t firsts = __ballot_sync(kAll, first), others = __ballot_sync(kAll, other);
-        const uint32_t before = (1u << i) - 1;
-        const int place = __popc(firsts & before) + __popc(others & before);
-        const int count = __popc(firsts) + __popc(others);
-        if (first) order[place] = mine << 8 | 2 * i;
-        if (other) order[place + first] = mine >> 1 << 8 | 2 * i + 1;
-        __syncwarp();
-        longer = count > 32;
-        which[0] = i < count ? order[i] : 0, which[1] = i + 32 < count ? order[i + 32] : 0;
-    }
-};
-
 /// V = 1, of float sums and an input whose pixels along x lie side by side: a thread to a point.
 /// Neighbouring points add up as in linear_backward_any.
 template <typename T, int D, int U>
@@ -252,7 +248,16 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
     const uint32_t valid = whole ? (1u << K) - 1 : corners_of<D>(inside);
     // Of each pair of corners along x, those that this thread adds to memory.
     const uint32_t mine = !runs.head ? 0 : valid & (runs.gives ? 0x55 : 0xff);
-    const InOrder order(runs.head && inside & 1, runs.head && inside & 2 && !runs.gives, mine);
+    const bool adds = runs.head && inside & 1, other = runs.head && inside & 2 && !runs.gives;
+    const InOrder order(adds, other);
+    // Which of the points' two each is: the second, if odd, of thread order / 2 % 32; bit k + 8: in
+    // the row of corner k.
+    __shared__ uint32_t orders[kThreads / 32][64];
+    uint32_t* const ordered = orders[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    if (adds) ordered[order.place] = mine << 8 | 2 * lane;
+    if (other) ordered[order.place + adds] = mine >> 1 << 8 | 2 * lane + 1;
+    __syncwarp();
     float weight[K], dot[K] = {};
     cell.weights(weight);
     const T* grad_out = grad_out_of<T>(job, image, i);
@@ -260,10 +265,12 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
     const char* first = job.inputs.at(image) + int64_t(cell.base) * job.input.unit;
     float* to = static_cast<float*>(p.grad_input) + (job.image + image) * p.grad_input_stride[0];
     char* at[2];  // what this thread adds to, in the row of corner 0
+    uint32_t which[2];
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
-        const int from = __shfl_sync(kAll, base, order.which[s] >> 1);
-        at[s] = reinterpret_cast<char*>(to + (order.which[s] & 1)) + int64_t(from) * job.sums.unit;
+        which[s] = lane + 32 * s < order.count ? ordered[lane + 32 * s] : 0;
+        const int from = __shfl_sync(kAll, base, which[s] >> 1);
+        at[s] = reinterpret_cast<char*>(to + (which[s] & 1)) + int64_t(from) * job.sums.unit;
     }
 #pragma unroll 1
     for (int left = int(p.C); left > 0; left -= U) {
@@ -294,12 +301,12 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
             for (int k = 0; k < K; k += 2)
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
-                    if (s == 1 && !order.longer) break;
-                    const float one = __shfl_sync(kAll, part[k], order.which[s] >> 1);
-                    const float two = __shfl_sync(kAll, part[k + 1], order.which[s] >> 1);
-                    if (order.which[s] >> (k + 8) & 1)
+                    if (s == 1 && order.count <= 32) break;
+                    const float one = __shfl_sync(kAll, part[k], which[s] >> 1);
+                    const float two = __shfl_sync(kAll, part[k + 1], which[s] >> 1);
+                    if (which[s] >> (k + 8) & 1)
                         add_one<float>(job, at[s] + (k == 0 ? 0 : job.sums.corner[k]),
-                                       order.which[s] & 1 ? two : one);
+                                       which[s] & 1 ? two : one);
                 }
 #pragma unroll
             for (int s = 0; s < 2; ++s) at[s] += p.grad_input_stride[1] * int(sizeof(float));
@@ -315,55 +322,4 @@ __global__ void __launch_bounds__(kThreads, (kRowBlocks<D, U>))
         slope[d] *= U == 1 ? moved : cell.moved(d, job);
     }
     if (q < job.count) store_slopes(job, image, i, slope);
-}
-
-/// Nearest, V = 1: a thread to a point, or several, whose gradient goes to one pixel. Neighbouring
-/// points of the same pixel add up within the warp first. A thread takes U channels at a time,
-/// which lie side by side where kPixels, as job.line has it.
-template <typename T, int D, int U, bool kPixels, bool kRow>
-__global__ void __launch_bounds__(kThreads)
-    nearest_backward(const __grid_constant__ GridSampleJob job) {
-    using A = Acc<T>;
-    follow();
-    each_in_row<kRow>(job, [&](unsigned block) {
-        const GridSampleParams& p = job.p;
-        const ThreadPoint at(job, block, blockIdx.y);
-        const int i = at.inside ? at.i : job.count - 1;
-        const Cell<A, D> cell =
-            cell_of<true>(job, job.sums, Coordinates<A, D>(job, grid_of(job, at.b), i));
-        const bool valid = at.inside && cell.valid(0), alone = at.lanes == 1;
-        const Runs runs(cell.base, valid, job.sums.step[2]);
-        const bool longer = alone && runs.reach > 1, mine = valid && (!alone || runs.head);
-        const int first = int(blockIdx.z);  // channel, where each has blocks of its own
-        const int C = gridDim.z > 1 ? first + 1 : int(p.C), size = element_size(job.sum_dtype);
-        const T* grad_out = static_cast<const T*>(p.grad_out) + at.b * p.grad_out_stride[0] +
-                            p.grad_out_points.at(job.first + i);
-        char* const to = static_cast<char*>(p.grad_input) + at.b * p.grad_input_stride[0] * size +
-                         int64_t(cell.base) * job.sums.unit;
-        const int next = kPixels ? 1 : at.lanes, begin = first + at.lane * (kPixels ? U : 1);
-#pragma unroll 1
-        for (int c0 = begin; c0 - begin + first < C; c0 += U * at.lanes) {
-            A grad[U];
-#pragma unroll
-            for (int u = 0; u < U; ++u) {
-                const int c = c0 + u * next;
-                grad[u] = c < C && at.inside
-                              ? A(value_of(grad_out[c * p.grad_out_stride[1]], p.dtype))
-                              : A(0);
-            }
-            if (longer) runs.sum(grad);
-            if constexpr (kPixels) {
-                if (mine && c0 < C)
-                    add_line(job, reinterpret_cast<float*>(to) + c0, grad, min(U, C - c0));
-            } else {
-#pragma unroll
-                for (int u = 0; u < U; ++u)
-                    if (const int c = c0 + u * next; mine && c < C)
-                        add_one<T>(job, to + c * p.grad_input_stride[1] * size, grad[u]);
-            }
-        }
-        if (!p.grad_grid || first > 0) return;
-        A none[D] = {};
-        store_grad_grid<D>(job, at, none);
-    });
 }

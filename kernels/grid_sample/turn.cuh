@@ -400,7 +400,8 @@ __global__ void __launch_bounds__(kTurners)
 }
 
 /// Zeros; by a memset where nothing is chosen and the next kernel gains nothing by following this.
-const char* zero(void* to, int64_t bytes, Choice choice, Chain& chain) {
+/// `shared`: bytes of shared memory that a block of the next one has.
+const char* zero(void* to, int64_t bytes, Choice choice, Chain& chain, int shared = 0) {
     const bool kernel = choice.made || (chain.can && bytes < kGridSampleGradientRates.short_zeros);
     if (!kernel || reinterpret_cast<uintptr_t>(to) % 16) {
         cudaMemsetAsync(to, 0, bytes, chain.stream);
@@ -408,7 +409,9 @@ const char* zero(void* to, int64_t bytes, Choice choice, Chain& chain) {
         return launch_error();
     }
     const int64_t words = bytes / 16, blocks = ceil_div(words, kTurners) + 1;
-    start(zero_kernel, unsigned(std::min<int64_t>(blocks, 8 * chain.processors)), kTurners, 0,
+    // A multiprocessor is not ready for blocks of the next kernel before its L1 cache leaves as
+    // much shared memory as these need, for which it has to be idle: better before than in between.
+    start(zero_kernel, unsigned(std::min<int64_t>(blocks, 8 * chain.processors)), kTurners, shared,
           chain.follows, chain.stream, static_cast<uint4*>(to), words,
           static_cast<char*>(to) + words * 16, int(bytes % 16), choice);
     chain.follows = chain.can;
