@@ -37,6 +37,10 @@ inline const char* launch_elements(const MultilinearParams& p, cudaStream_t stre
         told("words of 16 bytes", "rows are whole numbers of them");
         return flat ? wide::launch_flat<Cell, T>(p, stream) : wide::launch<Cell, T, V>(p, stream);
     }
+    if (p.out && p.F >= tiles::kLongRow && wide::are_cells<T>(p, K)) {
+        told("words of a feature's corners", "these lie side by side");
+        return wide::launch_cells<Cell, T>(p, stream);
+    }
     const char* const tiled = "the rows of a run of points are moved together, as whole words";
     if (sums) {
         const tiles::Plan plan = tiles::sums_plan_of<T, K>(p);

@@ -41,7 +41,8 @@ constexpr int kFewBytes = 12288;                     // of a point, of which a w
 constexpr int kMostGaps = 45000;                     // of a run that is not dense
 constexpr int kSkipped = 64;   // bytes between runs that are worth a run of their own
 constexpr int kShifted = 256;  // of a cell, from which to twice as many it may be worth one
-constexpr int kLongRow = 64;   // features, from where threads of a forward keep to a point
+constexpr int kLongRow = 64;   // features, from where threads of a forward keep to a point, and
+                               // corners side by side are read as words
 constexpr int kThreads = 128, kMostThreads = 256;  // of a block
 constexpr int kFairBlocks = kRowRates.fair_blocks;
 

@@ -7,6 +7,7 @@
 #pragma once
 #include "multilinear_points.cuh"
 #include "multilinear_tiles.cuh"
+#include "multilinear_wide.cuh"
 
 namespace tiles {
 
@@ -47,8 +48,8 @@ constexpr int kAtOnce = 4;  // steps of a thread that has a point to itself
 /// The gradient to the points of the `block`-th tile, E neighbouring features at a time, of which
 /// every row has a multiple. Cells are some multiple of 8 words apart, so neighbouring points begin
 /// at corners of their own, each at the next: they meet no bank twice where a row is an odd number
-/// of words.
-template <typename Cell, typename T, int E>
+/// of words. kCell: where wide::are_cells, in words of a feature's corners.
+template <typename Cell, typename T, int E, bool kCell>
 __device__ inline void sums(const MultilinearParams& p, const Plan& plan, unsigned block,
                             char* memory) {
     using A = Acc<T>;
@@ -66,7 +67,8 @@ __device__ inline void sums(const MultilinearParams& p, const Plan& plan, unsign
     const int64_t grad_along = p.grad_out_stride[1] * kSize, grad_step = lanes * E * grad_along;
     // Threads past the last point do nothing until the sums below, which need whole warps.
     const int n = own < count ? own : count - 1;
-    const unsigned first_corner = unsigned(n) / (E * kSize == 8 ? 16 / K : 32 / K) & (K - 1);
+    const unsigned first_corner =
+        kCell ? 0 : unsigned(n) / (E * kSize == 8 ? 16 / K : 32 / K) & (K - 1);
     const T* from = static_cast<const T*>(p.feats) + first * p.feats_stride[0];
     const T* grad_from = static_cast<const T*>(p.grad_out) + first * p.grad_out_stride[0];
     A place[D];
@@ -104,15 +106,22 @@ __device__ inline void sums(const MultilinearParams& p, const Plan& plan, unsign
 #pragma unroll
             for (int e = 0; e < E; ++e)
                 g[e] = load(*reinterpret_cast<const T*>(grad_row + grad_at + e * grad_next));
+            if constexpr (kCell) {
+                Vector<T, 1> corner[K];
+                wide::load_cell<K>(reinterpret_cast<const T*>(row[0] + at), corner);
 #pragma unroll
-            for (int k = 0; k < K; ++k) {
-                const auto x = *reinterpret_cast<const Vector<T, E>*>(row[k] + at);
+                for (int k = 0; k < K; ++k) dot[k] += g[0] * load(corner[k].at[0]);
+            } else {
 #pragma unroll
-                for (int e = 0; e < E; ++e) dot[k] += g[e] * load(x.at[e]);
+                for (int k = 0; k < K; ++k) {
+                    const auto x = *reinterpret_cast<const Vector<T, E>*>(row[k] + at);
+#pragma unroll
+                    for (int e = 0; e < E; ++e) dot[k] += g[e] * load(x.at[e]);
+                }
             }
         };
         int f = lane * E;
-        if (lanes == 1 && along == kSize && grad_along == kSize) {
+        if (!kCell && lanes == 1 && along == kSize && grad_along == kSize) {
 #pragma unroll 1
             for (; f + (kAtOnce - 1) * E < width; f += kAtOnce * E) {
 #pragma unroll
@@ -155,18 +164,18 @@ constexpr int kSumBlocks = 8;  // to a multiprocessor
 
 /// A share of the blocks, of 2^32, sums up; the others, evenly between them so that both find
 /// grad_out in the cache, have the gradient to feats.
-template <typename Cell, typename T, int E>
+template <typename Cell, typename T, int E, bool kCell>
 __global__ void __launch_bounds__(kThreads, kSumBlocks)
     backward_both(MultilinearParams p, Plan plan, Plan gradients_plan, unsigned share) {
     extern __shared__ __align__(128) char memory[];
     const unsigned before = p.grad_feats ? __umulhi(blockIdx.x, share) : blockIdx.x;
     if (!p.grad_feats || __umulhi(blockIdx.x + 1, share) > before)
-        sums<Cell, T, E>(p, plan, before, memory);
+        sums<Cell, T, E, kCell>(p, plan, before, memory);
     else
         gradients<Cell, T>(p, gradients_plan, blockIdx.x - before, memory);
 }
 
-template <typename Cell, typename T, int E>
+template <typename Cell, typename T, int E, bool kCell = false>
 inline const char* launch_sums(const MultilinearParams& p, const Plan& plan, cudaStream_t stream) {
     constexpr int K = 1 << Cell::D;
     const int64_t blocks = ceil_div(p.N, plan.points);
@@ -182,13 +191,14 @@ inline const char* launch_sums(const MultilinearParams& p, const Plan& plan, cud
     }
     // Rounded up: of all blocks it makes `blocks`, and never more.
     const auto share = unsigned(ceil_div(blocks << 32, blocks + others));
-    return start(backward_both<Cell, T, E>, blocks + others, kThreads, memory, stream, p, plan,
-                 gradients_plan, share);
+    return start(backward_both<Cell, T, E, kCell>, blocks + others, kThreads, memory, stream, p,
+                 plan, gradients_plan, share);
 }
 
 /// The gradient to points, and to feats where it is asked for.
 template <typename Cell, typename T>
 inline const char* launch_sums(const MultilinearParams& p, const Plan& plan, cudaStream_t stream) {
+    if (wide::are_cells<T>(p, 1 << Cell::D)) return launch_sums<Cell, T, 1, true>(p, plan, stream);
     if constexpr (sizeof(T) < 8) {
         const auto whole = [&](int64_t stride) { return stride % 2 == 0; };
         if (p.F % 2 == 0 && p.feats_stride[2] == 1 && whole(p.feats_stride[0]) &&

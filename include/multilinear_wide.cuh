@@ -38,6 +38,57 @@ __global__ void __launch_bounds__(kThreads) forward(MultilinearParams p, int col
     }
 }
 
+/// The corners of one feature, which lie side by side, in words of memory.
+template <int K, typename T>
+__device__ inline void load_cell(const T* from, Vector<T, 1> (&corner)[K]) {
+    constexpr int kWord = K * sizeof(T) < 16 ? K : 16 / sizeof(T);
+#pragma unroll
+    for (int k = 0; k < K; k += kWord) {
+        const auto word = load_vector<T, kWord>(from + k);
+#pragma unroll
+        for (int i = 0; i < kWord; ++i) corner[k + i].at[0] = word.at[i];
+    }
+}
+
+constexpr int kCells = 4;  // to a thread
+
+/// Forward of such features, whichever points they are of.
+template <typename Cell, typename T>
+__global__ void __launch_bounds__(kThreads) forward_cells(MultilinearParams p) {
+    using A = Acc<T>;
+    constexpr int K = 1 << Cell::D;
+    const int64_t first = int64_t(blockIdx.x) * (kThreads * kCells), begin = first / p.F;
+    const unsigned F = unsigned(p.F), rest = unsigned(first - begin * p.F) + threadIdx.x;
+    const T* const feats = static_cast<const T*>(p.feats);
+    Vector<T, 1> corner[kCells][K];
+    int64_t point[kCells];
+#pragma unroll
+    for (int j = 0; j < kCells; ++j) {
+        const unsigned at = rest + j * kThreads, n = at / F, f = at - n * F;
+        point[j] = begin + n;
+        if (point[j] < p.N)
+            load_cell<K>(feats + point[j] * p.feats_stride[0] + int64_t(f) * K, corner[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kCells; ++j) {
+        if (point[j] >= p.N) return;
+        const Position<Cell, A> at(p, point[j]);
+        A sum = 0;
+#pragma unroll
+        for (int k = 0; k < K; ++k) sum += at.weight(k) * value_of(corner[j][k].at[0], p.dtype);
+        static_cast<T*>(p.out)[first + threadIdx.x + j * kThreads] = stored<T>(sum, p.dtype);
+    }
+}
+
+/// Whether a feature's corners lie side by side, and features too, in words of memory.
+template <typename T>
+inline bool are_cells(const MultilinearParams& p, int K) {
+    const int word = K * sizeof(T) < 16 ? K * int(sizeof(T)) : 16;
+    return p.feats && p.feats_stride[1] == 1 && p.feats_stride[2] == K && p.F > 1 &&
+           p.F < 1 << 30 && p.feats_stride[0] * int64_t(sizeof(T)) % word == 0 &&
+           reinterpret_cast<uintptr_t>(p.feats) % word == 0;
+}
+
 /// The gradient to points, and to feats where it is asked for: grad_out is read once.
 template <typename Cell, typename T, int V>
 __global__ void __launch_bounds__(kThreads) backward_both(MultilinearParams p, int columns) {
@@ -171,6 +222,15 @@ inline const char* launch(const MultilinearParams& p, cudaStream_t stream) {
     if (blocks > 0x7fffffff) return "more points than one CUDA grid can hold";
     const auto kernel = p.out ? forward<Cell, T, V> : backward_both<Cell, T, V>;
     kernel<<<unsigned(blocks), kThreads, 0, stream>>>(p, columns);
+    return launch_error();
+}
+
+/// The forward of cells as `are_cells` says.
+template <typename Cell, typename T>
+inline const char* launch_cells(const MultilinearParams& p, cudaStream_t stream) {
+    const int64_t blocks = ceil_div(p.N * p.F, int64_t(kThreads) * kCells);
+    if (blocks > 0x7fffffff) return "more features than one CUDA grid can hold";
+    forward_cells<Cell, T><<<unsigned(blocks), kThreads, 0, stream>>>(p);
     return launch_error();
 }
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 CASES = [(0, 4), (5, 0), (1, 1), (300, 1), (37, 3), (129, 2), (513, 4), (200, 8), (67, 12), (70, 32),
          (130, 64), (33, 65), (9, 256), (5, 1000)]  # fmt: skip
 LAYOUTS = ["plain", "every other feature", "one cell for all", "corners last", "off by one element",
-           "rows apart", "cells apart"]  # fmt: skip
+           "corners last, cells apart", "rows apart", "cells apart"]  # fmt: skip
 
 
 class InterpolationTests(OperatorTests):
@@ -42,6 +42,7 @@ class InterpolationTests(OperatorTests):
             "every other feature": lambda: uniform(N, self.K, 2 * F)[:, :, ::2],
             "one cell for all": lambda: uniform(1, self.K, F).expand(N, -1, -1),
             "corners last": lambda: uniform(N, F, self.K).transpose(1, 2),
+            "corners last, cells apart": lambda: uniform(N, F + 2, self.K)[:, :F].transpose(1, 2),
             "off by one element": lambda: uniform(N * self.K * F + 1)[1:].view(N, self.K, F),
             "rows apart": lambda: uniform(N, self.K, F + 3)[:, :, 2:-1],
             "cells apart": lambda: uniform(N, 3 * self.K, F)[:, self.K : 2 * self.K],
