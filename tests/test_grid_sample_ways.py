@@ -56,6 +56,33 @@ def test_scattered_or_not(device):
         check(input, near.to(device), "bilinear", "zeros")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("C", [4, 5, 7, 8, 9, 12, 13, 15, 16, 17, 21, 25, 31, 65, 79])
+def test_any_number_of_channels_side_by_side(C, dtype):
+    """In vectors on the CPU, the last of which reaches back to channels that one has had."""
+    for size, points, mode in (
+        ((2, C, 9, 11), (7, 41), "bicubic"), ((2, C, 9, 11), (7, 41), "bilinear"),
+        ((1, C, 5, 6, 7), (3, 9, 10), "bilinear"),
+    ):  # fmt: skip
+        input, grid = sample(size, points, dtype=dtype, reach=1.3)
+        image = LAST[len(points)]
+        for padding in PADDINGS:
+            check(input.contiguous(memory_format=image), grid, mode, padding)
+    input, grid = sample((1, C, 9, 11), (7, 41), dtype=dtype, reach=0.5)
+    input = input.contiguous(memory_format=torch.channels_last)
+    size = torch.tensor([11, 9], dtype=dtype)
+    pixels = (grid * size / 2).floor() + 0.3  # of which no tap has a weight of about zero
+    grid = pixels * 2 / size
+    for c in {0, C // 2, C - 4, C - 2, C - 1}:  # of which one has an infinite pixel
+        image = input.clone()
+        image[0, c, 4, 5] = torch.inf
+        out, to_input, to_grid = all_of(grid_sample, image, grid, "bicubic")
+        expected = all_of(torchs, image, grid, "bicubic")
+        assert out[:, c].isfinite().logical_not().any() and out[:, :c].isfinite().all()
+        assert_close((out, to_input), expected[:2], equal_nan=True)
+        assert_close(to_grid, expected[2], equal_nan=True, rtol=1e-4, atol=1e-4 * C)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["anywhere", "in order"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -165,17 +165,32 @@ struct Block : Points<A> {
     }
 };
 
-/// Calls `body` with pieces of a row: V vectors of L channels each, from channel c on.
-template <typename Body>
+/// Calls `body` with pieces of a row: V vectors of L channels each, from channel c on, of which the
+/// first `had` have been in another piece: where kReaches, the last one reaches back, so that it is
+/// a vector and not several single channels.
+template <bool kReaches, typename Body>
 void each_piece(int64_t begin, int64_t end, const Body& body) {
     using std::integral_constant;
     constexpr integral_constant<int, 1> one;
+    constexpr integral_constant<int, 4> four;
+    constexpr integral_constant<int, 8> eight;
+    constexpr integral_constant<int, 16> sixteen;
     int64_t c = begin;
-    for (; c + 64 <= end; c += 64)
-        body(integral_constant<int, 16>(), integral_constant<int, 4>(), c);
-    for (; c + 16 <= end; c += 16) body(integral_constant<int, 16>(), one, c);
-    for (; c + 4 <= end; c += 4) body(integral_constant<int, 4>(), one, c);
-    for (; c < end; ++c) body(one, one, c);
+    const auto last = [&](auto lanes) {
+        const int64_t from = end - decltype(lanes)::value;
+        body(lanes, one, from, int(c - from));
+    };
+    const auto reaches = [&](int64_t more, int64_t lanes) {
+        return kReaches && end - c > more && end - begin >= lanes;
+    };
+    for (; c + 64 <= end; c += 64) body(sixteen, four, c, 0);
+    for (; c + 16 <= end; c += 16) body(sixteen, one, c, 0);
+    if (reaches(8, 16)) return last(sixteen);
+    for (; c + 8 <= end; c += 8) body(eight, one, c, 0);
+    if (reaches(4, 8)) return last(eight);
+    for (; c + 4 <= end; c += 4) body(four, one, c, 0);
+    if (reaches(0, 4)) return last(four);
+    for (; c < end; ++c) body(one, one, c, 0);
 }
 
 /// to[i] = in[at[i]], 0 where there is no such pixel.

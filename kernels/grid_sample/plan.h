@@ -110,8 +110,8 @@ struct Plan : Fields {
         planes = p.D == 2 && exact &&
                  (p.dtype == DType::kDouble) == (p.grid_dtype == DType::kDouble) &&
                  !p.to_grad_input && !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
-                 !(keys && target.data && target.rows) && !(keys && reads_own && input.rows) &&
-                 is_small(p, input) && (!p.grad_input || is_small(p, target));
+                 !(keys && target.data && target.rows) && is_small(p, input) &&
+                 (!p.grad_input || is_small(p, target));
         const bool points = p.out || p.grad_grid;
         fused = true, shares = 1, splits = 1, by_channel = true;
         if (p.grad_input) {

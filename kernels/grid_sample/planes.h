@@ -360,6 +360,10 @@ class Planes {
     /// Bicubic values or derivatives of C channels from c on, side by side in memory.
     template <int C>
     NOINLINE void mix(int64_t c);
+    /// Of L channels from c on, which lie side by side and of which the first `had` are not new, in
+    /// vectors of channels.
+    template <int L, bool kSlopes>
+    NOINLINE void mix_rows(int64_t c, int had);
 
     void cubic();
 

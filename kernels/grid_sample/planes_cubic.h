@@ -1,5 +1,7 @@
-// Planes: bicubic interpolation, four pixels of a row at a time.
+// Images: bicubic interpolation, four pixels of a row at a time; or, where pixels have many
+// channels side by side, vectors of these.
 #pragma once
+#include "blocks.h"
 #include "planes.h"
 
 namespace {
@@ -64,6 +66,51 @@ NOINLINE void Planes<A>::mix(int64_t c) {
 }
 
 template <typename A>
+template <int L, bool kSlopes>
+NOINLINE void Planes<A>::mix_rows(int64_t c, int had) {
+    using Row = typename Lanes<A, L>::type;
+    alignas(64) A tile[kBlock][L];  // grad_out, or values
+    if (kSlopes)
+        for (int k = 0; k < L; ++k) {
+            const A* const from = grad(c + k, buffer[0]);
+            for (int i = 0; i < n; ++i) tile[i][k] = from[i];
+        }
+    const A* const in = plane(c);
+    const auto new_ones = ~keep_lanes<A, L>(had);
+    const auto sum_over = [](const Row(&pixel)[4], const A(*w)[kBlock], int i) -> Row {
+        return (w[0][i] * pixel[0] + w[1][i] * pixel[1]) +
+               (w[2][i] * pixel[2] + w[3][i] * pixel[3]);
+    };
+    const auto total = [&](Row x) { return sum_lanes<A, L>(had ? only(new_ones, x) : x); };
+    for (int i = 0; i < n; ++i) {
+        Row mixed[4] = {}, tilted[4] = {};
+        for (int j = 0; j < 4; ++j) {
+            const int64_t y = rows.index[j][i];
+            for (int k = 0; k < 4; ++k) {
+                const int64_t x = regular[i] ? columns.index[0][i] + k : columns.index[k][i];
+                const Row pixel =
+                    regular[i] || (y | x) >= 0 ? load_lanes<Row>(in + y * sy + x * sx) : Row{};
+                mixed[k] += rows.weight[j][i] * pixel;
+                if (kSlopes) tilted[k] += rows.slope[j][i] * pixel;
+            }
+        }
+        if constexpr (kSlopes) {
+            const Row g = load_lanes<Row>(tile[i]);
+            along[0][i] += total(g * sum_over(mixed, columns.slope, i));
+            along[1][i] += total(g * sum_over(tilted, columns.weight, i));
+        } else {
+            const Row sum = sum_over(mixed, columns.weight, i);
+            memcpy(tile[i], &sum, sizeof(sum));
+        }
+    }
+    if (!kSlopes)
+        for (int k = had; k < L; ++k) {
+            A* const to = out(c + k);
+            for (int i = 0; i < n; ++i) to[i] = tile[i][k];
+        }
+}
+
+template <typename A>
 inline void Planes<A>::cubic() {
     A at[kBlock];
     coordinates(1, at);  // y
@@ -81,7 +128,14 @@ inline void Planes<A>::cubic() {
         set_lanes<C>();
         for (int64_t c = 0; c < p.C; c += C) mix<C>(c);
     };
-    if (side_by_side && p.C == 3)
+    if (p.C >= 4 && p.input_stride[1] == 1)
+        each_piece<true>(0, p.C, [&](auto lanes, auto vectors, int64_t from, int had) {
+            constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
+            if constexpr (L > 1)
+                for (int64_t c = from; c < from + L * V; c += L)
+                    slopes ? mix_rows<L, true>(c, had) : mix_rows<L, false>(c, had);
+        });
+    else if (side_by_side && p.C == 3)
         run(std::integral_constant<int, 3>());
     else if (side_by_side && p.C == 2)
         run(std::integral_constant<int, 2>());

@@ -91,13 +91,13 @@ class Steps {
             }
             return;
         }
-        each_piece(0, p.C, [&](auto lanes, auto vectors, int64_t c) {
+        each_piece<true>(0, p.C, [&](auto lanes, auto vectors, int64_t c, int had) {
             constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
             for (const Term& term : terms) {
                 find(term);
                 sample_rows<L, V>(row(*term.field) + c, term.weight, &term != terms.begin());
             }
-            for (int k = 0; k < L * V; ++k) block.write_out(c + k, tile[0] + k, kRow);
+            for (int k = had; k < L * V; ++k) block.write_out(c + k, tile[0] + k, kRow);
         });
     }
     template <int L, int V>
@@ -131,15 +131,16 @@ class Steps {
                     for (int i = 0; i < block.count; ++i) to_grid[d][i] += w[d][m][i] * dots[m][i];
             return;
         }
-        each_piece(0, p.C, [&](auto lanes, auto vectors, int64_t c) {
+        each_piece<true>(0, p.C, [&](auto lanes, auto vectors, int64_t c, int had) {
             constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
             read_tile(c, L * V);
-            for (int v = 0; v < V; ++v) differentiate_rows<L>(row(f) + c + v * L, v * L, w);
+            for (int v = 0; v < V; ++v) differentiate_rows<L>(row(f) + c + v * L, v * L, had, w);
         });
     }
     template <int L>
-    void differentiate_rows(const A* in, int column, const A (*w)[kMostTaps][kBlock]) {
+    void differentiate_rows(const A* in, int column, int had, const A (*w)[kMostTaps][kBlock]) {
         using Vector = typename Lanes<A, L>::type;
+        const auto new_ones = ~keep_lanes<A, L>(had);
         for (int i = 0; i < block.count; ++i) {
             Vector sum[3] = {};
             for (int m = 0; m < M; ++m) {
@@ -151,9 +152,7 @@ class Steps {
             const Vector g = load_lanes<Vector>(tile[i] + column);
             for (int d = 0; d < p.D; ++d) {
                 const Vector product = sum[d] * g;
-                A total = 0;
-                for (int l = 0; l < L; ++l) total += product[l];
-                to_grid[d][i] += total;
+                to_grid[d][i] += sum_lanes<A, L>(had ? only(new_ones, product) : product);
             }
         }
     }
@@ -176,7 +175,7 @@ class Steps {
             }
             return;
         }
-        each_piece(begin, end, [&](auto lanes, auto vectors, int64_t c) {
+        each_piece<false>(begin, end, [&](auto lanes, auto vectors, int64_t c, int) {
             constexpr int L = decltype(lanes)::value, V = decltype(vectors)::value;
             using Vector = typename Lanes<A, L>::type;
             read_tile(c, L * V);
