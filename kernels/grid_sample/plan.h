@@ -107,11 +107,11 @@ struct Plan : Fields {
         if (sum) set_rows(p, target, memory);
         pieces = std::clamp<int64_t>(work / fair, 1, p.threads);
         const bool narrow = p.size[1] < 2 || p.size[2] < 2;
-        planes = p.D == 2 && exact &&
-                 (p.dtype == DType::kDouble) == (p.grid_dtype == DType::kDouble) &&
-                 !p.to_grad_input && !p.to_grad_grid && !copy && !sum && !(narrow && !flat) &&
-                 !(keys && target.data && target.rows) && is_small(p, input) &&
-                 (!p.grad_input || is_small(p, target));
+        const bool kept = exact && !copy && !sum;
+        planes = p.D == 2 && (keys ? exact || copy : kept) &&
+                 (element == 8) == (p.grid_dtype == DType::kDouble) && !p.to_grad_input &&
+                 !p.to_grad_grid && !(narrow && !flat) && is_small(p, input) &&
+                 (keys || !p.grad_input || is_small(p, target));
         const bool points = p.out || p.grad_grid;
         fused = true, shares = 1, splits = 1, by_channel = true;
         if (p.grad_input) {
@@ -217,6 +217,13 @@ struct Plan : Fields {
                         : sum   ? "many channels to a pixel, or 16 bits"
                         : parts ? "far more points than pixels, few channels"
                                 : "few channels or points");
+    }
+    /// The job with the input where it is read.
+    GridSampleParams read_by(const GridSampleParams& p) const {
+        GridSampleParams own = p;
+        own.input = input.data;
+        std::copy_n(input.stride, 5, own.input_stride);
+        return own;
     }
     /// Where the k-th part of the points has its sums.
     void* sums(const GridSampleParams& p, int64_t k) const {

@@ -298,7 +298,7 @@ class Steps {
             }
     }
 
-    void by_planes(const Part& part) const { by_planes(p, part); }
+    void by_planes(const Part& part) const { by_planes(plan.read_by(p), part); }
     void by_planes(const GridSampleParams& params, const Part& part) const {
         if constexpr (std::is_same_v<A, double>)
             grid_sample_planes_double_cpu(&params, &part);
