@@ -1,7 +1,7 @@
-// Images in two dimensions, where 4-D grid_sample spends its time: float32, without copies, one
-// derivative (float64: double_cpu.rest.cpp); points and results of 16 bits are converted some
-// blocks at a time. A channel at a time in vectors of points; or, where channels are neighbours in
-// memory, a point at a time in vectors of channels.
+// Images in two dimensions, where 4-D grid_sample spends its time: float32, without copies but
+// where bicubic, one derivative (float64: double_cpu.rest.cpp); points and results of 16 bits are
+// converted some blocks at a time. A channel at a time in vectors of points; or, where channels are
+// neighbours in memory, a point at a time in vectors of channels.
 //
 // An axis' two taps are a pair of neighbouring pixels that always lies within the image: at its
 // borders the pair is moved inwards and the weights change places, and what is outside gets none.
