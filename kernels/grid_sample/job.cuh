@@ -36,11 +36,12 @@ enum class Narrow : int32_t { kNot, kPlanar, kLast, kWords, kAcross };
 /// pixels along x; or a pixel's channels, and of dense ones its neighbour's.
 enum class Line : int32_t { kNone, kRow, kPixel };
 
-/// Channels of a linear or bicubic pixel that a thread adds to at once, or one less; and of a
-/// nearest one.
+/// Channels of a linear or bicubic pixel that a thread adds to at once, or one less.
 constexpr int kPixelChannels = 3;
-/// Bytes of shared memory in which so many threads order what they add to linear pixels.
+/// Bytes of shared memory in which so many threads order what they add to linear pixels, as
+/// add_pixels does.
 HD constexpr int pixel_shared(int threads) { return threads / 32 * 64 * (8 + 4 * kPixelChannels); }
+/// Channels of a nearest pixel that a thread adds to at once.
 HD constexpr int channels_at_once(int64_t C) { return C <= 4 || C % 4 == 0 ? 4 : 8; }
 
 /// A tensor's images in a launch: where the first begins, and how many bytes they are apart.
