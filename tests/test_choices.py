@@ -73,6 +73,19 @@ def test_nobody_hears_once_a_call_is_explained_or_has_failed():
     assert found == []
 
 
+@pytest.mark.cuda
+def test_a_library_that_a_call_loads_is_heard():
+    """What float64 needs on a GPU is loaded by the first call that does."""
+    code = """
+import torch, loader
+points, table = torch.rand(40_000, 2).cuda(), torch.rand(4, 50, 2).double().cuda()
+print(loader.explain(loader.hash_grid_encoding, points, table.requires_grad_()))
+"""
+    done = ended(start_python(code, ROOT, os.environ))
+    assert done.returncode == 0, done.stderr
+    assert "gradient to table" in done.stdout
+
+
 def test_options_belong_to_a_call():
     with pytest.raises(TypeError, match="'mode' is an option of a call; name its function"):
         loader.explain("grid_sample", mode="nearest")

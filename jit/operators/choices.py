@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -66,8 +67,16 @@ class Listeners:
 
     def verbose(self) -> None:
         """From now on print each choice on stderr when it is first made."""
-        session.OPENED.append(lambda library: self.joins(ctypes.CDLL(str(library))))
+        self._watch()
         self._hear.append(self._print)
+
+    def _watch(self) -> None:
+        """Hear of libraries that are loaded from now on: calls load what they alone need."""
+        if self._opened not in session.OPENED:
+            session.OPENED.append(self._opened)
+
+    def _opened(self, library: Path) -> None:
+        self.joins(ctypes.CDLL(str(library)))
 
     def _print(self, choice: Choice) -> None:
         key = choice[:3]
@@ -87,6 +96,7 @@ class Listeners:
         """Collect what is chosen meanwhile, in all threads."""
         found: list[Choice] = []
         with self._lock:
+            self._watch()
             self._hear.append(found.append)
             self._ask(libraries())
         try:
