@@ -71,8 +71,7 @@ __device__ inline void sums(const MultilinearParams& p, const Plan& plan, unsign
         kCell ? 0 : unsigned(n) / (E * kSize == 8 ? 16 / K : 32 / K) & (K - 1);
     const T* from = static_cast<const T*>(p.feats) + first * p.feats_stride[0];
     const T* grad_from = static_cast<const T*>(p.grad_out) + first * p.grad_out_stride[0];
-    A place[D];
-    load_point(p, first + n, place);
+    const LoadedPoint<A, D> point(p, first + n);
     const int F = int(p.F);
     A dot[K] = {};
     for (int f0 = 0, turns = 0; f0 < F; f0 += plan.width, ++turns) {
@@ -140,7 +139,7 @@ __device__ inline void sums(const MultilinearParams& p, const Plan& plan, unsign
         }
     }
     turn(dot, first_corner);
-    const Position<Cell, A> at(place);
+    const auto at = point.template in<Cell>();
     A total[D];
 #pragma unroll
     for (int axis = 0; axis < D; ++axis) total[axis] = fold(at, dot, axis);

@@ -7,6 +7,7 @@
 #pragma once
 #include "async_copy.cuh"
 #include "multilinear_plan.cuh"
+#include "multilinear_points.cuh"
 #include "short.cuh"
 #include "vector.cuh"
 
@@ -130,11 +131,23 @@ template <typename Cell, typename A>
 __device__ inline void fill_weights(A* weights, const MultilinearParams& p, const Own& own) {
     constexpr int K = 1 << Cell::D;
     for (int n = threadIdx.x; n < own.count; n += blockDim.x) {
-        const Position<Cell, A> at(p, own.n + n);
+        const auto at = LoadedPoint<A, Cell::D>(p, own.n + n).template in<Cell>();
 #pragma unroll
         for (int k = 0; k < K; ++k) weights[n * K + k] = at.weight(k);
     }
 }
+
+/// The weights of a tile's n-th point.
+template <int K>
+struct Weights {
+    Vector<float, 4> words[K / 4];
+
+    __device__ Weights(const float* weights, int n) {
+#pragma unroll
+        for (int i = 0; i < K / 4; ++i) words[i] = load_vector<float, 4>(weights + n * K + 4 * i);
+    }
+    __device__ float operator[](int k) const { return words[k / 4].at[k % 4]; }
+};
 
 template <typename Cell, typename T>
 __global__ void __launch_bounds__(kMostThreads) forward(MultilinearParams p, Plan plan) {
@@ -153,45 +166,47 @@ __global__ void __launch_bounds__(kMostThreads) forward(MultilinearParams p, Pla
     T* out = static_cast<T*>(p.out) + own.n * p.F + own.f;
     const unsigned step = plan.feats.step[1], along = plan.feats.step[2];
     each_element(own.count, own.width, [&](int i, int n, int f) {
+        const Weights<K> weight(weights, n);
         A acc = 0;
         if (feats.even()) {
             const int at = feats.row(n, 0) + f * along;
 #pragma unroll
             for (int k = 0; k < K; ++k)
-                acc += weights[n * K + k] * value_of(*element<T>(memory, at + k * step), p.dtype);
+                acc += weight[k] * value_of(*element<T>(memory, at + k * step), p.dtype);
         } else {
 #pragma unroll
             for (int k = 0; k < K; ++k)
-                acc += weights[n * K + k] *
-                       value_of(*element<T>(memory, feats.row(n, k) + f * along), p.dtype);
+                acc +=
+                    weight[k] * value_of(*element<T>(memory, feats.row(n, k) + f * along), p.dtype);
         }
         out[i] = stored<T>(acc, p.dtype);
     });
 }
 
-/// The same for rows that are long: threads keep to a point, with its weights in registers.
+/// The same for rows that are long: threads keep to a point, whose weights are in registers then.
 template <typename Cell, typename T>
 __global__ void __launch_bounds__(kMostThreads) forward_by_point(MultilinearParams p, Plan plan) {
     using A = Acc<T>;
     constexpr int K = 1 << Cell::D;
     extern __shared__ __align__(128) char memory[];
+    A* weights = reinterpret_cast<A*>(memory + plan.feats.bytes);
     __shared__ Arrivals arrivals;
     arrivals.prepare();
     const Own own(p, plan, blockIdx.x);
     const T* from =
         static_cast<const T*>(p.feats) + own.n * p.feats_stride[0] + own.f * p.feats_stride[2];
     const auto feats = fetch<K>(memory, from, plan.feats, own.count, own.width, &arrivals);
+    fill_weights<Cell>(weights, p, own);
     const int lanes = 1 << plan.log_lanes, lane = threadIdx.x & (lanes - 1);
     const unsigned along = plan.feats.step[2];
     T* out = static_cast<T*>(p.out) + own.n * p.F + own.f;
     arrivals.wait();
     for (int n = threadIdx.x >> plan.log_lanes; n < own.count; n += blockDim.x >> plan.log_lanes) {
-        const Position<Cell, A> at(p, own.n + n);
         const auto rows = feats.point(n);
-        A weight[K];
+        const Weights<K> weight(weights, n);
         int row[K];
 #pragma unroll
-        for (int k = 0; k < K; ++k) weight[k] = at.weight(k), row[k] = rows.row(k);
+        for (int k = 0; k < K; ++k) row[k] = rows.row(k);
         for (int f = lane; f < own.width; f += lanes) {
             A acc = 0;
 #pragma unroll

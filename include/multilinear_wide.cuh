@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kThreads) forward(MultilinearParams p, int col
 #pragma unroll
         for (int k = 0; k < K; ++k)
             corner[k] = load_vector<T, V>(feats + k * p.feats_stride[1] + f * p.feats_stride[2]);
-        const Position<Cell, A> at(p, n);  // read late: the cell's loads are under way already
+        // Read late: the cell's loads are under way already.
+        const auto at = LoadedPoint<A, Cell::D>(p, n).template in<Cell>();
         A acc[V] = {};
 #pragma unroll
         for (int k = 0; k < K; ++k) {
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) forward_cells(MultilinearParams p) {
 #pragma unroll
     for (int j = 0; j < kCells; ++j) {
         if (point[j] >= p.N) return;
-        const Position<Cell, A> at(p, point[j]);
+        const auto at = LoadedPoint<A, Cell::D>(p, point[j]).template in<Cell>();
         A sum = 0;
 #pragma unroll
         for (int k = 0; k < K; ++k) sum += at.weight(k) * value_of(corner[j][k].at[0], p.dtype);
@@ -98,8 +99,7 @@ __global__ void __launch_bounds__(kThreads) backward_both(MultilinearParams p, i
     // warps.
     const int64_t own = int64_t(blockIdx.x) * (kThreads / columns) + threadIdx.x / columns;
     const int64_t n = own < p.N ? own : p.N - 1;
-    A place[Cell::D];
-    load_point(p, n, place);
+    const LoadedPoint<A, Cell::D> point(p, n);
     const T* feats = static_cast<const T*>(p.feats) + n * p.feats_stride[0];
     const T* grad_out = static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0];
     A dot[K] = {};  // of grad_out with each corner's features
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) backward_both(MultilinearParams p, i
             for (int i = 0; i < V; ++i) dot[k] += g[i] * value_of(corner[k].at[i], p.dtype);
         if (p.grad_feats && own == n) {
             T* grad_feats = static_cast<T*>(p.grad_feats) + n * K * p.F + f;
-            const Position<Cell, A> at(place);
+            const auto at = point.template in<Cell>();
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 const A w = at.weight(k);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) backward_both(MultilinearParams p, i
             }
         }
     }
-    const Position<Cell, A> at(place);
+    const auto at = point.template in<Cell>();
     A sums[Cell::D] = {};
 #pragma unroll
     for (int axis = 0; axis < Cell::D; ++axis) {
@@ -174,7 +174,8 @@ __global__ void __launch_bounds__(kThreads) backward_flat(MultilinearParams p, i
         const int64_t f = (i & ((int64_t(1) << log_row) - 1)) * V;
         const T* grad_out = static_cast<const T*>(p.grad_out) + n * p.grad_out_stride[0];
         Vector<T, V> x = load_vector<T, V>(grad_out + f);
-        const A w = Position<Cell, A>(p, n).weight(int(row) & ((1 << Cell::D) - 1));
+        const auto at = LoadedPoint<A, Cell::D>(p, n).template in<Cell>();
+        const A w = at.weight(int(row) & ((1 << Cell::D) - 1));
 #pragma unroll
         for (int v = 0; v < V; ++v) x.at[v] = stored<T>(w * value_of(x.at[v], p.dtype), p.dtype);
         store_vector(static_cast<T*>(p.grad_feats) + i * V, x);

@@ -130,6 +130,20 @@ class InterpolationTests(OperatorTests):
             self.check(feats, points, wide[:, shift : shift + F].copy_(grad_out))
 
     @pytest.mark.cuda
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("F", [1, 2, 3, 4, 8])
+    def test_narrow_cells_wherever_they_begin(self, F, dtype):
+        """Words of memory that cells begin and end within, also of a block's last points."""
+        for shift in range(16):
+            for N in (1, 255, 300):
+                feats, points, grad_out = self.sample(
+                    N, F, "cuda", dtype, DTYPES[(shift + shift // 4) % 4]
+                )
+                room = torch.empty(feats.numel() + shift, dtype=dtype, device="cuda")
+                feats = room[shift:].view(feats.shape).copy_(feats)
+                self.check(feats, points, grad_out, "cuda")
+
+    @pytest.mark.cuda
     @pytest.mark.parametrize("layout", [x for x in LAYOUTS if x != "one cell for all"])
     @pytest.mark.parametrize("F", [1, 5, 9, 12, 27, 32, 50, 131, 700, 1030, 2100])
     def test_large_calls(self, F, layout):
