@@ -81,7 +81,7 @@ import torch, loader
 points, table = torch.rand(40_000, 2).cuda(), torch.rand(4, 50, 2).double().cuda()
 print(loader.explain(loader.hash_grid_encoding, points, table.requires_grad_()))
 """
-    done = ended(start_python(code, ROOT, os.environ))
+    done = ended(start_python(code, ROOT, dict(os.environ)))
     assert done.returncode == 0, done.stderr
     assert "gradient to table" in done.stdout
 
