@@ -23,6 +23,9 @@ FIRST = CALL + "print(called(1))"
 OFTEN = (
     CALL
     + """
+import contextlib, os
+with contextlib.suppress(PermissionError):
+    os.nice(-10)  # its compiler is as nice as those of tests beside this one then
 print(called(299), NODE.begun)
 called(1)
 end = time.time() + 200

@@ -144,6 +144,25 @@ def test_only_what_nobody_waits_for_gives_way_to_others(tmp_path, rank, niceness
     assert int(made.path.read_text()) == min(niceness + ours, 19)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="others may not become less nice")
+def test_what_somebody_comes_to_wait_for_gives_way_no_longer(tmp_path):
+    source, begun, go = tmp_path / "a.cpp", tmp_path / "begun", tmp_path / "go"
+    source.write_text("")
+    wait = f'nice > "{begun}.new"; mv "{begun}.new" "{begun}"; until [ -e "{go}" ]; do sleep 0.05; done'
+    program = compiler(tmp_path, f'sleep 0.5; {wait}; nice > "$2"')
+    with Workshop(tmp_path / "work", lambda: (1,)) as shop:
+        made = behind(shop.compile, [job(program, source)])
+        end = time.monotonic() + 60
+        while not begun.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        shop.hurry()
+        go.touch()
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        (built,) = made.result()
+    assert int(begun.read_text()) == min(10 + ours, 19)
+    assert int(built.path.read_text()) == ours
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen has no process_group")
 def test_a_compiler_is_out_of_reach_of_ctrl_c_but_in_this_session(tmp_path):
     """Where Linux shares cores out by sessions, niceness counts within each alone."""

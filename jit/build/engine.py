@@ -122,6 +122,8 @@ class Job:
         """Go to the front of the queue: somebody waits for it."""
         self._rank = (0, self._rank[1])
         SLOTS.again()
+        if workshop := self._workshop:
+            workshop.hurry()
 
     def wait(self) -> None:
         """Wait until it has ended."""

@@ -29,7 +29,7 @@ from ..cache.lock import lock_of
 from ..cache.store import file_digest, remove
 from ..errors import BuildError
 from ..machine.child import start
-from .slots import SLOTS
+from .slots import SLOTS, is_urgent
 
 _KEPT = 3  # objects of each source that stay for edits to come back to
 _NICE = 10  # of compilers that nobody waits for, beyond this process's own
@@ -46,6 +46,13 @@ _MEMORY = "it was killed twice; where memory is short, set MAX_JOBS=1"
 
 class CompileError(Exception):
     """A compiler or linker failed; the text is all that it printed."""
+
+
+def _set_niceness(process: subprocess.Popen, beyond: int) -> None:
+    """Set that of a tool and what it started; less than before where this process may do so."""
+    with contextlib.suppress(OSError):
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PGRP, process.pid, min(ours + beyond, 19))
 
 
 @dataclass(frozen=True)
@@ -161,11 +168,10 @@ class Workshop:
                     env={**os.environ, "LC_ALL": "C.UTF-8"},
                 )
                 self._running.add(process)
+                # The machine is for those who work on it, and wait.
+                if not urgent and not is_urgent(self._rank()):
+                    _set_niceness(process, _NICE)
             self.began(stage)
-            if not urgent:  # the machine is for those who work on it, and wait
-                with contextlib.suppress(OSError):
-                    ours = os.getpriority(os.PRIO_PROCESS, 0)
-                    os.setpriority(os.PRIO_PGRP, process.pid, min(ours + _NICE, 19))
             try:
                 out = process.communicate()[0].decode(errors="replace")
             finally:
@@ -181,6 +187,12 @@ class Workshop:
         if note:
             self.said.append(f"{shlex.join(command)}\n{out}")
         return Ran(process.returncode, out, took)
+
+    def hurry(self) -> None:
+        """Have the tools that run be as nice as this process: somebody waits for them now."""
+        with self._guard:
+            for process in self._running:
+                _set_niceness(process, 0)
 
     def end(self) -> None:
         """End the tools that are running, and what they started."""
