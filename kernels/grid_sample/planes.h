@@ -130,6 +130,41 @@ class Planes {
             right = __builtin_shuffle(a, b, Mask{1, 3, 5, 7});
         }
     }
+    /// The k-th of four neighbours from in + at[i] on.
+    static void fetch_fours(const A* in, const int32_t* at, V (&to)[4]) {
+        const auto four = [&](int l) { return load_lanes<Quad>(in + at[l]); };
+        if constexpr (L == 8 && kVector >= 32) {
+            const auto two = [&](int l) {
+                return __builtin_shufflevector(four(l), four(l + 4), 0, 1, 2, 3, 4, 5, 6, 7);
+            };
+            const V a = two(0), b = two(1), c = two(2), d = two(3);
+            const Mask low{0, 8, 1, 9, 4, 12, 5, 13}, high{2, 10, 3, 11, 6, 14, 7, 15};
+            const Mask first{0, 1, 8, 9, 4, 5, 12, 13}, second{2, 3, 10, 11, 6, 7, 14, 15};
+            const V ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
+            const V ef = __builtin_shuffle(a, b, high), gh = __builtin_shuffle(c, d, high);
+            to[0] = __builtin_shuffle(ab, cd, first), to[1] = __builtin_shuffle(ab, cd, second);
+            to[2] = __builtin_shuffle(ef, gh, first), to[3] = __builtin_shuffle(ef, gh, second);
+        } else {
+            for (int l = 0; l < L; l += 4) {
+                const Quad a = four(l), b = four(l + 1), c = four(l + 2), d = four(l + 3);
+                const Quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5),
+                           cd = __builtin_shufflevector(c, d, 0, 4, 1, 5),
+                           ef = __builtin_shufflevector(a, b, 2, 6, 3, 7),
+                           gh = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+                const Quad turned[] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5),
+                                       __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                                       __builtin_shufflevector(ef, gh, 0, 1, 4, 5),
+                                       __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
+                for (int k = 0; k < 4; ++k)
+                    memcpy(reinterpret_cast<A*>(to + k) + l, turned + k, sizeof(Quad));
+            }
+        }
+    }
+    /// The same of four that are `step` apart.
+    NOINLINE static void fetch_apart(const A* in, int64_t step, const int32_t* at, V* to) {
+        for (int k = 0; k < 4; ++k)
+            to[k] = gather(in + k * step, at, std::make_integer_sequence<int, L>());
+    }
     /// The same of two or three channels side by side in memory.
     template <int K>
     static void fetch_channels(const A* in, const int32_t* at, V (&left)[K], V (&right)[K]) {
@@ -139,23 +174,9 @@ class Planes {
         } else {
             // Of four elements three are a pixel's: the first of what begins with the left one, the
             // last of what ends with the right one.
-            const auto turned = [&](const A* from, int skip, V(&to)[K]) {
-                const auto two = [&](int l) {
-                    const Quad low = load_lanes<Quad>(from + at[l]);
-                    const Quad high = load_lanes<Quad>(from + at[l + 4]);
-                    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
-                };
-                const V a = two(0), b = two(1), c = two(2), d = two(3);
-                const Mask low{0, 8, 1, 9, 4, 12, 5, 13}, high{2, 10, 3, 11, 6, 14, 7, 15};
-                const Mask first{0, 1, 8, 9, 4, 5, 12, 13}, second{2, 3, 10, 11, 6, 7, 14, 15};
-                const V ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
-                const V ef = __builtin_shuffle(a, b, high), gh = __builtin_shuffle(c, d, high);
-                const V all[] = {
-                    __builtin_shuffle(ab, cd, first), __builtin_shuffle(ab, cd, second),
-                    __builtin_shuffle(ef, gh, first), __builtin_shuffle(ef, gh, second)};
-                for (int k = 0; k < K; ++k) to[k] = all[k + skip];
-            };
-            turned(in, 0, left), turned(in + 2, 1, right);
+            V first[4], last[4];
+            fetch_fours(in, at, first), fetch_fours(in + 2, at, last);
+            for (int k = 0; k < K; ++k) left[k] = first[k], right[k] = last[k + 1];
         }
     }
     /// Zeros to what is masked of the pixels in column k at points i, .., i + L - 1.
@@ -323,8 +344,12 @@ class Planes {
         of(integral_constant<int, 1>(), bool_constant<false>());
     }
     void set_offsets(int64_t below, int64_t right) {
+        set_offsets(y.first, below, x.first, right, offset);
+    }
+    static void set_offsets(const int32_t* y, int64_t below, const int32_t* x, int64_t right,
+                            int32_t* to) {
         const int32_t down = int32_t(below), across = int32_t(right);
-        for (int i = 0; i < kBlock; ++i) offset[i] = y.first[i] * down + x.first[i] * across;
+        for (int i = 0; i < kBlock; ++i) to[i] = y[i] * down + x[i] * across;
     }
 
     void linear();
@@ -338,32 +363,42 @@ class Planes {
 
     void nearest();
 
-    Axis<A> rows, columns;
+    /// Four pixels along one axis, all within the image. Rows outside are others, which masks leave
+    /// out; columns begin at at[0] and are neighbours, among which weights move.
+    struct Fours {
+        alignas(64) int32_t at[4][kBlock];
+        alignas(64) A weight[4][kBlock];
+        alignas(64) A slope[4][kBlock];
+        alignas(64) Int mask[4][kBlock];
+        bool inside;
+    };
+    Fours down, across;
+    alignas(64) int32_t offsets[4][kBlock];  // by row
+    /// False where the axis has less, or a point is so far away that A may not number its pixels.
+    NOINLINE bool find_fours(int axis, Fours& to);
+    void place_fours(const Window& in, const A* floored, A (&index)[4][kBlock]) const;
+    NOINLINE void set_rows(const Window& in, const A* floored);
+    NOINLINE void move_columns(const Window& in, const A* floored);
+    /// Row j of points i, .., i + L - 1: pixels of K channels, zero where masked.
+    template <int K>
+    void fetch_row(const A* in, int i, int j, V (&to)[4 * K]) const;
+    /// Values of `count` channels from c on, K of which lie side by side.
+    template <int K>
+    NOINLINE void sum_fours(int64_t c, int count);
+    template <int K>
+    NOINLINE void differentiate_fours(int64_t c, int count);
+    void run_fours();
 
-    // By lane of a row of four pixels of up to three channels each: weights and slopes along x.
-    alignas(64) A across[kBlock * 12], steep[kBlock * 12];
+    Axis<A> rows, columns;   // of points that have no such fours, and for vectors of channels
     int8_t regular[kBlock];  // whether all rows and columns of a point are the image's own
 
-    /// The sums over a row's four pixels, for each of their C channels.
-    template <int C>
-    static void sum_row(const Quad (&row)[C], const A* weight, A (&to)[C]) {
-        A each[4 * C];
-        for (int q = 0; q < C; ++q) {
-            const Quad product = row[q] * load_lanes<Quad>(weight + 4 * q);
-            for (int l = 0; l < 4; ++l) each[4 * q + l] = product[l];
-        }
-        for (int k = 0; k < C; ++k)
-            to[k] = (each[k] + each[C + k]) + (each[2 * C + k] + each[3 * C + k]);
-    }
-    template <int C>
-    void set_lanes();
-    /// Bicubic values or derivatives of C channels from c on, side by side in memory.
-    template <int C>
+    /// Values or derivatives of a channel, a point at a time.
     NOINLINE void mix(int64_t c);
     /// Of L channels from c on, which lie side by side and of which the first `had` are not new, in
     /// vectors of channels.
     template <int L, bool kSlopes>
     NOINLINE void mix_rows(int64_t c, int had);
+    void run_rows();
 
     void cubic();
 
