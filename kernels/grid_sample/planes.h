@@ -22,7 +22,7 @@ class Planes {
         alignas(64) A weight[2][kBlock];
         alignas(64) A slope[2][kBlock];
         alignas(64) Int mask[2][kBlock];
-        bool inside;
+        bool inside, plain = true;  // all; all of the last block before padding, too
     };
 
     const GridSampleParams& p;
@@ -38,17 +38,19 @@ class Planes {
     static constexpr int kAll = 15;
     int8_t taken[kBlock], near[kBlock];  // which of a point's four pixels; the points with any
     alignas(64) A buffer[4][kBlock], along[2][kBlock];
-    const A* grads[4];
 
     template <typename T>
     static V lanes(const T* from) {
         return load_lanes<V>(from);
     }
-    void put(A* to, V value, int i) const {
-        if (i + L <= n)
+    static void put(A* to, V value, int i, int end) {
+        if (i + L <= end)
             memcpy(to + i, &value, sizeof(V));
         else
-            memcpy(to + i, &value, (n - i) * sizeof(A));
+            put_last(to + i, value, end - i);
+    }
+    NOINLINE static void put_last(A* to, V value, int count) {
+        memcpy(to, &value, count * sizeof(A));
     }
 
     NOINLINE void coordinates(int axis, A* to) const {
@@ -61,11 +63,13 @@ class Planes {
         std::fill_n(to, kBlock, A(0));
         read_points(from, p.grid_points, begin, n, to);
     }
+    /// Coordinates below this are of moderate size.
+    static A most_moderate(A size) { return std::min(A(1 << 30) / size, A(1 << 20)); }
     /// Coordinates and positions along an axis; whether all are of moderate size, on an axis whose
     /// pixels A can number.
     bool find_places(int axis, A* x, A* at) const {
         coordinates(axis, x);
-        const A size = A(p.whole[axis]), most = std::min(A(1 << 30) / size, A(1 << 20));
+        const A size = A(p.whole[axis]), most = most_moderate(size);
         int strange = 0;
         for (int i = 0; i < kBlock; ++i) {
             strange |= !(fabs(x[i]) < most);
@@ -74,8 +78,10 @@ class Planes {
         return !strange && (sizeof(A) == 8 || p.whole[axis] <= 1 << 24);
     }
 
-    /// The pairs of an axis.
+    /// The pairs of an axis; of coordinates that are not all moderate; of places not all inside.
     NOINLINE void find_pairs(int axis, Pairs& to);
+    NOINLINE void find_strange_pairs(const A* x, const Window& in, Pairs& to) const;
+    NOINLINE void move_pairs(const A* at, const Window& in, Pairs& to) const;
     void set_masks(Pairs& of) const {
         for (int i = 0; i < kBlock; ++i) {
             const int by = of.moved[i];

@@ -142,14 +142,14 @@ NOINLINE void Planes<A>::sum_fours(int64_t c, int count) {
                     sum[q] += lanes(down.weight[j] + i) * mixed;
                 }
             }
-            for (int q = 0; q < K; ++q) put(out(from + q), sum[q], i);
+            for (int q = 0; q < K; ++q) put(out(from + q), sum[q], i, n);
         }
 }
 
 template <typename A>
 template <int K>
 NOINLINE void Planes<A>::differentiate_fours(int64_t c, int count) {
-    const A* in[4];
+    const A *in[4], *grads[4];
     for (int k = 0; k < count; ++k) grads[k] = grad(c + k, buffer[k]), in[k] = plane(c + k);
     for (int i = 0; i < n; i += L) {
         V dx = lanes(along[0] + i), dy = lanes(along[1] + i);

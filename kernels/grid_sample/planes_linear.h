@@ -6,57 +6,87 @@ namespace {
 
 template <typename A>
 NOINLINE void Planes<A>::find_pairs(int axis, Pairs& to) {
-    A x[kBlock], at[kBlock], moved[kBlock], sign[kBlock];
-    const bool moderate = find_places(axis, x, at);
+    A x[kBlock], at[kBlock];
     const Window in = p.window(axis);
-    const A whole = A(in.whole), first = A(in.first);
-    const int last = in.size - 2;
-    int outside = 0;
-    if (!moderate) {
-        for (int i = 0; i < kBlock; ++i) {
-            const auto t =
-                p.grad_out ? Taps<A, 2>::template of<true>(x[i], in, p.padding, p.align_corners)
-                           : Taps<A, 2>::template of<false>(x[i], in, p.padding, p.align_corners);
-            const int left = t.index[0], right = t.index[1];
-            to.first[i] = left < 0 ? 0 : std::min(left, last);
-            to.moved[i] = left >= 0 ? left - to.first[i] : right >= 0 ? -1 : 2;
-            const bool one[2] = {to.moved[i] == -1, to.moved[i] == 1};
-            for (int k = 0; k < 2; ++k) {
-                const bool used = to.moved[i] == 0 || one[k];
-                const int from = one[k] ? 1 - k : k;
-                to.weight[k][i] = used ? t.weight[from] : 0;
-                if (slopes) to.slope[k][i] = used ? t.slope[from] : 0;
-            }
-            outside |= to.moved[i];
-        }
-    } else {
-        const A unit = pixels_per_unit(whole, p.align_corners);
-        const A* place = at;
-        if (p.padding != Padding::kZeros) {
-            pad(at, moved, sign, kBlock, whole, p.padding, p.align_corners);
-            place = moved;
-        }
-        // A weight is how much less than a pixel its own is away.
-        for (int i = 0; i < kBlock; ++i) {
-            const A in_window = place[i] - first, floored = floor(in_window);
-            const A low = floored > 0 ? floored : A(0);
-            const A kept = low < A(last) ? low : A(last);
-            const A left = 1 - fabs(in_window - kept), right = 1 - fabs(in_window - (kept + 1));
-            const int by = int(floored - kept);
-            to.first[i] = int(kept), to.moved[i] = by;
-            to.weight[0][i] = left > 0 ? left : A(0);
-            to.weight[1][i] = right > 0 ? right : A(0);
-            outside |= by;
-        }
-        if (slopes)
-            for (int i = 0; i < kBlock; ++i) {
-                const A slope = p.padding == Padding::kZeros ? unit : unit * sign[i];
-                const A by = A(to.moved[i]), left = by + A(0.5), right = by - A(0.5);
-                to.slope[0][i] = fabs(left) < 1 ? -2 * left * slope : A(0);
-                to.slope[1][i] = fabs(right) < 1 ? -2 * right * slope : A(0);
-            }
+    if (!to.plain)  // as the last block: what follows would be done in vain
+        return find_places(axis, x, at) ? move_pairs(at, in, to) : find_strange_pairs(x, in, to);
+    coordinates(axis, x);
+    const A size = A(in.whole), most = most_moderate(size), first = A(in.first);
+    const A last = A(in.size - 2), least = p.padding == Padding::kZeros ? A(-1) : A(0);
+    int strange = sizeof(A) == 4 && in.whole > 1 << 24, outside = 0;
+    for (int i = 0; i < kBlock; ++i) {
+        strange |= !(fabs(x[i]) < most);
+        at[i] = unnormalized(x[i], size, p.align_corners);
+        const A in_window = at[i] - first, floored = floor(in_window);
+        const A low = floored > 0 ? floored : A(0), kept = low < last ? low : last;
+        outside |= (kept != floored) | !(at[i] > least);
+        to.first[i] = int(kept);
+        to.weight[0][i] = 1 - (in_window - kept), to.weight[1][i] = in_window - kept;
     }
-    to.inside = !outside;
+    if (strange) return find_strange_pairs(x, in, to);
+    if (outside) return move_pairs(at, in, to);
+    to.inside = true;
+    std::fill_n(to.moved, kBlock, 0);
+    if (!slopes) return;
+    const A unit = pixels_per_unit(size, p.align_corners);
+    std::fill_n(to.slope[0], kBlock, -unit), std::fill_n(to.slope[1], kBlock, unit);
+}
+
+template <typename A>
+NOINLINE void Planes<A>::find_strange_pairs(const A* x, const Window& in, Pairs& to) const {
+    const int last = in.size - 2;
+    to.inside = true;
+    for (int i = 0; i < kBlock; ++i) {
+        const auto t = p.grad_out
+                           ? Taps<A, 2>::template of<true>(x[i], in, p.padding, p.align_corners)
+                           : Taps<A, 2>::template of<false>(x[i], in, p.padding, p.align_corners);
+        const int left = t.index[0], right = t.index[1];
+        to.first[i] = left < 0 ? 0 : std::min(left, last);
+        to.moved[i] = left >= 0 ? left - to.first[i] : right >= 0 ? -1 : 2;
+        const bool one[2] = {to.moved[i] == -1, to.moved[i] == 1};
+        for (int k = 0; k < 2; ++k) {
+            const bool used = to.moved[i] == 0 || one[k];
+            const int from = one[k] ? 1 - k : k;
+            to.weight[k][i] = used ? t.weight[from] : 0;
+            if (slopes) to.slope[k][i] = used ? t.slope[from] : 0;
+        }
+        to.inside &= to.moved[i] == 0;
+    }
+}
+
+template <typename A>
+NOINLINE void Planes<A>::move_pairs(const A* at, const Window& in, Pairs& to) const {
+    A moved[kBlock], sign[kBlock];
+    const A whole = A(in.whole), first = A(in.first),
+            unit = pixels_per_unit(whole, p.align_corners);
+    const int last = in.size - 2;
+    int outside = 0, padded = 0;
+    const A* place = at;
+    if (p.padding != Padding::kZeros) {
+        pad(at, moved, sign, kBlock, whole, p.padding, p.align_corners);
+        for (int i = 0; i < kBlock; ++i) padded |= (moved[i] != at[i]) | !(at[i] > 0);
+        place = moved;
+    }
+    // A weight is how much less than a pixel its own is away.
+    for (int i = 0; i < kBlock; ++i) {
+        const A in_window = place[i] - first, floored = floor(in_window);
+        const A low = floored > 0 ? floored : A(0);
+        const A kept = low < A(last) ? low : A(last);
+        const A left = 1 - fabs(in_window - kept), right = 1 - fabs(in_window - (kept + 1));
+        const int by = int(floored - kept);
+        to.first[i] = int(kept), to.moved[i] = by;
+        to.weight[0][i] = left > 0 ? left : A(0);
+        to.weight[1][i] = right > 0 ? right : A(0);
+        outside |= by;
+    }
+    to.inside = !outside, to.plain = !outside && !padded;
+    if (slopes)
+        for (int i = 0; i < kBlock; ++i) {
+            const A slope = p.padding == Padding::kZeros ? unit : unit * sign[i];
+            const A by = A(to.moved[i]), left = by + A(0.5), right = by - A(0.5);
+            to.slope[0][i] = fabs(left) < 1 ? -2 * left * slope : A(0);
+            to.slope[1][i] = fabs(right) < 1 ? -2 * right * slope : A(0);
+        }
 }
 
 template <typename A>
@@ -94,8 +124,12 @@ NOINLINE void Planes<A>::find_nearest(int axis, Pairs& to) {
 template <typename A>
 template <int K, bool kNeighbours, bool kInside>
 NOINLINE void Planes<A>::sample() {
-    for (int64_t c0 = 0; c0 < p.C; c0 += 4)
-        for (int i = 0; i < n; i += L) {
+    for (int64_t c0 = 0; c0 < p.C; c0 += 4) {
+        const int count = int(std::min<int64_t>(4, p.C - c0));
+        const A* in[4];
+        A* to[4];
+        for (int k = 0; k < count; ++k) in[k] = plane(c0 + k), to[k] = out(c0 + k);
+        for (int i = 0, end = n; i < end; i += L) {
             const V left = lanes(x.weight[0] + i), right = lanes(x.weight[1] + i);
             const V top = lanes(y.weight[0] + i), bottom = lanes(y.weight[1] + i);
             const auto mean = [&](V upper_left, V upper_right, V lower_left, V lower_right) {
@@ -104,17 +138,18 @@ NOINLINE void Planes<A>::sample() {
             };
             if constexpr (K > 1) {
                 V upper[2][K], lower[2][K];
-                corners_of_channels<K, kInside>(plane(0), i, upper, lower);
+                corners_of_channels<K, kInside>(in[0], i, upper, lower);
                 for (int k = 0; k < K; ++k)
-                    put(out(k), mean(upper[0][k], upper[1][k], lower[0][k], lower[1][k]), i);
+                    put(to[k], mean(upper[0][k], upper[1][k], lower[0][k], lower[1][k]), i, end);
             } else {
-                for (int64_t c = c0; c < std::min(p.C, c0 + 4); ++c) {
+                for (int k = 0; k < count; ++k) {
                     V upper[2], lower[2];
-                    corners<kNeighbours, kInside>(plane(c), i, upper, lower);
-                    put(out(c), mean(upper[0], upper[1], lower[0], lower[1]), i);
+                    corners<kNeighbours, kInside>(in[k], i, upper, lower);
+                    put(to[k], mean(upper[0], upper[1], lower[0], lower[1]), i, end);
                 }
             }
         }
+    }
 }
 
 template <typename A>
@@ -180,7 +215,8 @@ template <int K, bool kNeighbours, bool kInside>
 NOINLINE void Planes<A>::differentiate() {
     for (int64_t c0 = 0; c0 < p.C; c0 += 4) {
         const int count = int(std::min<int64_t>(4, p.C - c0));
-        for (int k = 0; k < count; ++k) grads[k] = grad(c0 + k, buffer[k]);
+        const A *in[4], *grads[4];
+        for (int k = 0; k < count; ++k) grads[k] = grad(c0 + k, buffer[k]), in[k] = plane(c0 + k);
         for (int i = 0; i < n; i += L) {
             const V left = lanes(x.weight[0] + i), right = lanes(x.weight[1] + i);
             const V top = lanes(y.weight[0] + i), bottom = lanes(y.weight[1] + i);
@@ -188,7 +224,7 @@ NOINLINE void Planes<A>::differentiate() {
             // Sums over channels of grad_out * pixel, by corners.
             if constexpr (K > 1) {
                 V upper[2][K], lower[2][K];
-                corners_of_channels<K, kInside>(plane(0), i, upper, lower);
+                corners_of_channels<K, kInside>(in[0], i, upper, lower);
                 for (int k = 0; k < K; ++k) {
                     const V g = lanes(grads[k] + i);
                     for (int j = 0; j < 2; ++j)
@@ -198,7 +234,7 @@ NOINLINE void Planes<A>::differentiate() {
                 V upper[2], lower[2];
                 for (int k = 0; k < count; ++k) {
                     const V g = lanes(grads[k] + i);
-                    corners<kNeighbours, kInside>(plane(c0 + k), i, upper, lower);
+                    corners<kNeighbours, kInside>(in[k], i, upper, lower);
                     for (int j = 0; j < 2; ++j) from[j] += g * upper[j], down[j] += g * lower[j];
                 }
             }
@@ -306,7 +342,7 @@ inline void Planes<A>::nearest() {
             A* to = out(c);
             for (int i = 0; i < n; i += L) {
                 const V value = gather(in, offset + i, std::make_integer_sequence<int, L>());
-                put(to, V(Mask(value) & load_lanes<Mask>(x.mask[0] + i)), i);
+                put(to, V(Mask(value) & load_lanes<Mask>(x.mask[0] + i)), i, n);
             }
         }
     }
