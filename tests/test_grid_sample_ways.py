@@ -83,6 +83,23 @@ def test_any_number_of_channels_side_by_side(C, dtype):
         assert_close(to_grid, expected[2], equal_nan=True, rtol=1e-4, atol=1e-4 * C)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("C", [1, 2, 3, 5])
+def test_bicubic_pixels_side_by_side_or_apart(C, dtype):
+    """In vectors of points on the CPU, of which those at a border read pixels that do not count."""
+    input, grid = sample((2, C, 5, 6), (7, 41), dtype=dtype, reach=1.5)
+    size = torch.tensor([6, 5], dtype=dtype)
+    grid = ((grid * size / 2).floor() + 0.3) * 2 / size  # no tap has a weight of about zero
+    input[0, C // 2, 2, 3] = torch.inf
+    apart = input.new_full((2, 5, 6, C + 2), torch.nan)[..., 1:-1].permute(0, 3, 1, 2)
+    images = input, input.contiguous(memory_format=torch.channels_last), apart.copy_(input)
+    for image, padding in itertools.product(images, PADDINGS):
+        found = all_of(grid_sample, image, grid, "bicubic", padding)
+        expected = all_of(torchs, image, grid, "bicubic", padding)
+        assert found[0].isfinite().any()
+        assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("path", ["anywhere", "in order"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
