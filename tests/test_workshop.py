@@ -144,7 +144,9 @@ def test_only_what_nobody_waits_for_gives_way_to_others(tmp_path, rank, niceness
     assert int(made.path.read_text()) == min(niceness + ours, 19)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="others may not become less nice")
+LESS_NICE = "import os; os.nice(1); os.nice(-1)"  # root may, but not in each container
+
+
 def test_what_somebody_comes_to_wait_for_gives_way_no_longer(tmp_path):
     source, begun, go = tmp_path / "a.cpp", tmp_path / "begun", tmp_path / "go"
     source.write_text("")
@@ -159,8 +161,10 @@ def test_what_somebody_comes_to_wait_for_gives_way_no_longer(tmp_path):
         go.touch()
         ours = os.getpriority(os.PRIO_PROCESS, 0)
         (built,) = made.result()
-    assert int(begun.read_text()) == min(10 + ours, 19)
-    assert int(built.path.read_text()) == ours
+    nice = min(10 + ours, 19)
+    allowed = subprocess.run([sys.executable, "-c", LESS_NICE], capture_output=True).returncode == 0
+    assert int(begun.read_text()) == nice
+    assert int(built.path.read_text()) == (ours if allowed else nice)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen has no process_group")
