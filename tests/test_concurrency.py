@@ -303,7 +303,7 @@ assert not failures, failures
 
 
 WORKERS = """
-import sys, torch, loader
+import sys, warnings, torch, loader
 from torch.utils.data import DataLoader, Dataset
 
 class Squares(Dataset):
@@ -318,6 +318,7 @@ def child(queue):
 if __name__ == "__main__":
     method, when = sys.argv[1:]
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "This DataLoader will create 2 worker processes")  # of one core
     if when == "used":
         loader.square(torch.ones(3))
     batches = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=method)
