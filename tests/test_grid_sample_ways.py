@@ -410,3 +410,21 @@ def test_more_than_2_31_elements_in_memory(last):
     expected = grid_sample_bw(grad_out, corner, small, align_corners=True)
     assert_close(ours[..., -20:, -30:], expected, rtol=0, atol=5e-2)
     assert ours[..., :-20, :].abs().amax() == 0
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_a_point_gives_the_same_bits_beside_others(mode, padding):
+    """On the CPU, where a block of points that all lie inside goes a way of its own."""
+    input, grid = sample((1, 1, 33, 47), (1, 4096), dtype=torch.float32, reach=0.9)
+    near = grid[0, 0, ::7].abs() * 0.98 ** torch.arange(len(grid[0, 0, ::7]))[:, None]
+    grid[0, 0, ::7] = near - 1 + 1 / torch.tensor([47, 33])  # ever less beyond the first pixels
+    beside = torch.stack([grid, torch.full_like(grid, 1.3)], 3).flatten(2, 3)
+    for align_corners in (False, True):
+        results = []
+        for points in (grid, beside):
+            leaf = points.clone().requires_grad_()
+            out = grid_sample(input, leaf, mode, padding, align_corners)
+            results.append((out.detach()[0, 0], *torch.autograd.grad(out.sum(), leaf)[0]))
+        for alone, mates in zip(*results, strict=True):
+            assert torch.equal(alone, mates[:, ::2])

@@ -8,7 +8,9 @@ template <typename A>
 NOINLINE void Planes<A>::find_pairs(int axis, Pairs& to) {
     A x[kBlock], at[kBlock];
     const Window in = p.window(axis);
-    if (!to.plain)  // as the last block: what follows would be done in vain
+    // As the last block, what follows would be done in vain; and reflection rounds those inside
+    // too.
+    if (!to.plain || p.padding == Padding::kReflection)
         return find_places(axis, x, at) ? move_pairs(at, in, to) : find_strange_pairs(x, in, to);
     coordinates(axis, x);
     const A size = A(in.whole), most = most_moderate(size), first = A(in.first);
@@ -21,7 +23,8 @@ NOINLINE void Planes<A>::find_pairs(int axis, Pairs& to) {
         const A low = floored > 0 ? floored : A(0), kept = low < last ? low : last;
         outside |= (kept != floored) | !(at[i] > least);
         to.first[i] = int(kept);
-        to.weight[0][i] = 1 - (in_window - kept), to.weight[1][i] = in_window - kept;
+        // To the bits of move_pairs: what a point gives does not go by those of its block.
+        to.weight[0][i] = 1 - (in_window - kept), to.weight[1][i] = 1 - (kept + 1 - in_window);
     }
     if (strange) return find_strange_pairs(x, in, to);
     if (outside) return move_pairs(at, in, to);
